@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from snapbake import qnn_library, qnn_types
+from snapbake.child_process import ChildDiedError, call_in_child
 from snapbake.errors import SnapbakeError
 from snapbake.files import require_file
 
@@ -59,11 +60,24 @@ class BinaryInfo:
 def read_context_binary(path: Path) -> BinaryInfo:
     """Read the metadata of a context binary, weight-shared ones included.
 
-    Raises SnapbakeError when the file is missing, is no context binary, is cut short, or when the
-    QNN libraries cannot run on this machine.
+    QNN's parser trusts what it reads, and a damaged file can end the process that reads it, so
+    it runs in a child. Raises SnapbakeError when the file is missing, is no context binary, is
+    cut short or damaged, or when the QNN libraries cannot run on this machine.
     """
+    qnn_library.require_supported_machine()
+    require_file(path)
+    try:
+        return call_in_child(_read, path)
+    except ChildDiedError as death:
+        raise SnapbakeError(
+            f"{path} could not be read: libQnnSystem.so {death}; the file is probably damaged, "
+            "build or copy it again"
+        ) from death
+
+
+def _read(path: Path) -> BinaryInfo:
     with open_context_binary(path) as (_, binary):
-        return _binary_info(binary)
+        return binary_info(binary)
 
 
 @contextmanager
@@ -72,7 +86,6 @@ def open_context_binary(path: Path) -> Iterator[tuple[np.ndarray, qnn_types.Bina
 
     The description and all that it points to are valid inside the block only.
     """
-    require_file(path)
     if path.stat().st_size == 0:
         raise SnapbakeError(f"{path} is empty; build it again")
     interface = _system_interface()
@@ -121,7 +134,8 @@ def _fields(binary: qnn_types.Binary) -> Any:
     return binary.fields.v3 if binary.version >= 3 else binary.fields.v1
 
 
-def _binary_info(binary: qnn_types.Binary) -> BinaryInfo:
+def binary_info(binary: qnn_types.Binary) -> BinaryInfo:
+    """Return what QNN's description of a binary says, free of its memory."""
     fields = _fields(binary)
     return BinaryInfo(
         build_id=_text(fields.build_id),

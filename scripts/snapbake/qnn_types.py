@@ -242,7 +242,7 @@ class Binary(Structure):
     _fields_ = (("version", c_uint32), ("fields", _BinaryFields))
 
 
-# An error code of QNN: 0 is success.
+# Qnn_ErrorHandle_t: 0 is success.
 ErrorCode = c_uint64
 
 
@@ -261,3 +261,115 @@ class SystemInterface(Structure):
         ),
         ("context_free", CFUNCTYPE(ErrorCode, c_void_p)),
     )
+
+
+class Interface(Structure):
+    """QnnInterface_t, its function table up to graphExecute."""
+
+    _fields_ = (
+        ("backend_id", c_uint32),
+        ("provider_name", c_char_p),
+        ("core_api", Version),
+        ("backend_api", Version),
+        ("property_has_capability", c_void_p),
+        (
+            "backend_create",
+            CFUNCTYPE(ErrorCode, c_void_p, c_void_p, POINTER(c_void_p)),
+        ),
+        ("backend_set_config", c_void_p),
+        ("backend_get_api_version", c_void_p),
+        ("backend_get_build_id", c_void_p),
+        ("backend_register_op_package", c_void_p),
+        ("backend_get_supported_operations", c_void_p),
+        ("backend_validate_op_config", c_void_p),
+        ("backend_free", c_void_p),
+        ("context_create", c_void_p),
+        ("context_set_config", c_void_p),
+        ("context_get_binary_size", c_void_p),
+        ("context_get_binary", c_void_p),
+        (
+            # backend, device, configuration, bytes, size, context, profile
+            "context_create_from_binary",
+            CFUNCTYPE(
+                ErrorCode,
+                c_void_p,
+                c_void_p,
+                c_void_p,
+                c_void_p,
+                c_uint64,
+                POINTER(c_void_p),
+                c_void_p,
+            ),
+        ),
+        ("context_free", c_void_p),
+        ("graph_create", c_void_p),
+        ("graph_create_subgraph", c_void_p),
+        ("graph_set_config", c_void_p),
+        ("graph_add_node", c_void_p),
+        ("graph_finalize", c_void_p),
+        ("graph_retrieve", CFUNCTYPE(ErrorCode, c_void_p, c_char_p, POINTER(c_void_p))),
+        (
+            # graph, inputs, their count, outputs, their count, profile, signal
+            "graph_execute",
+            CFUNCTYPE(
+                ErrorCode,
+                c_void_p,
+                POINTER(Tensor),
+                c_uint32,
+                POINTER(Tensor),
+                c_uint32,
+                c_void_p,
+                c_void_p,
+            ),
+        ),
+    )
+
+
+# What the codes mean by QNN's headers; 1100 was met here and is the HTP backend's own.
+_ERROR_NAMES: Final = {
+    1000: "not supported",
+    1002: "memory allocation",
+    1003: "system error",
+    1004: "invalid argument",
+    1005: "operation not permitted",
+    1006: "platform not supported",
+    1007: "platform communication",
+    1008: "incompatible binaries",
+    1009: "loading binaries",
+    1010: "resource unavailable",
+    1011: "fatal platform communication",
+    1100: "execution aborted",
+    3110: "operator validation",
+    4000: "backend cannot initialise",
+    5000: "invalid context argument",
+    5003: "context not finalised",
+    5004: "binary version",
+    5005: "creating a context from the binary",
+    5008: "binary configuration",
+    5010: "invalid context configuration",
+    5011: "suboptimal binary",
+    6004: "invalid tensor",
+    6005: "invalid operator configuration",
+    6020: "graph creation",
+    6022: "graph finalisation",
+    7003: "tensor exists already",
+    7006: "tensor name hash collision",
+    8003: "memory mapping",
+    14001: "invalid device configuration",
+    14002: "hardware unavailable",
+    30001: "invalid argument",
+    30010: "malformed binary",
+}
+
+
+class QnnError(Exception):
+    """A call of QNN that returned an error code; `code` is its number."""
+
+    def __init__(self, call: str, code: int) -> None:
+        super().__init__(call, code)
+        self.code = code
+
+    def __str__(self) -> str:
+        call, code = self.args
+        name = _ERROR_NAMES.get(code)
+        return f"{call} returned QNN error {code}" + (f" ({name})" if name else "")

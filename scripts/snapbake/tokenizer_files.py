@@ -1,0 +1,155 @@
+"""The tokenizer and the chat template of a Hugging Face folder, in the form of transformers 4."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapbake.errors import SnapbakeError
+from snapbake.files import read_json
+
+# Classes that only transformers 5 knows; both stand for "what tokenizer.json says".
+_NEWER_CLASSES = ("TokenizersBackend", "PythonBackend")
+_SPECIAL_KEYS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+    "additional_special_tokens",
+)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What goes into the normalised folder, and what was changed to get there."""
+
+    tokenizer: Path
+    config: dict[str, Any]
+    chat_template: str
+    token_ids: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    def special_id(self, key: str) -> int | None:
+        """Return the id of a special token such as `eos_token`, None when there is none."""
+        token = self.config.get(key)
+        content = token.get("content") if isinstance(token, dict) else token
+        return self.token_ids.get(content) if isinstance(content, str) else None
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> TokenizerFiles:
+    """Read and judge the tokenizer files of a folder; `vocab_size` is the embedding's rows.
+
+    Raises SnapbakeError when a file is missing or broken, when a token's id lies beyond the
+    embedding, and when there is no chat template.
+    """
+    path = folder / "tokenizer.json"
+    config_path = folder / "tokenizer_config.json"
+    for needed in (path, config_path):
+        if not needed.is_file():
+            raise SnapbakeError(
+                f"{folder} has no {needed.name}; copy the tokenizer files of the base model into "
+                "it (LLaMA-Factory only warns when it cannot save them)"
+            )
+    token_ids = _token_ids(path)
+    last = max(token_ids, key=lambda token: token_ids[token], default=None)
+    if last is None:
+        raise SnapbakeError(f"{path} has no tokens; copy the tokenizer of the base model again")
+    if token_ids[last] >= vocab_size:
+        raise SnapbakeError(
+            f"{path}: token {last!r} has id {token_ids[last]} and the embedding ends at "
+            f"{vocab_size - 1}; the tokenizer is of another model, or tokens were added without "
+            "resize_vocab"
+        )
+    config = read_json(config_path)
+    if not isinstance(config, dict):
+        raise SnapbakeError(f"{config_path} is not an object; copy it from the base model")
+    config, notes = _normalise_config(config, folder)
+    template, template_notes = _chat_template(config, folder)
+    config.pop("chat_template", None)
+    return TokenizerFiles(path, config, template, token_ids, (*notes, *template_notes))
+
+
+def _token_ids(path: Path) -> dict[str, int]:
+    from tokenizers import Tokenizer
+
+    read_json(path)  # names the place of a syntax error, which the library does not
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise SnapbakeError(
+            f"{path} cannot be used as a tokenizer ({error}); copy it from the base model"
+        ) from error
+    return tokenizer.get_vocab(with_added_tokens=True)
+
+
+def _normalise_config(config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
+    config = dict(config)
+    notes = []
+    if config.get("tokenizer_class") in _NEWER_CLASSES:
+        notes.append(
+            f"tokenizer_config.json: tokenizer_class {config['tokenizer_class']} of transformers "
+            "5 became PreTrainedTokenizerFast"
+        )
+        config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        config.pop("backend", None)
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, list):
+        del config["extra_special_tokens"]
+        known = config.get("additional_special_tokens") or []
+        config["additional_special_tokens"] = known + [item for item in extra if item not in known]
+        notes.append(
+            "tokenizer_config.json: the extra_special_tokens list of transformers 5 became "
+            "additional_special_tokens"
+        )
+    special = folder / "special_tokens_map.json"
+    if special.is_file() and "added_tokens_decoder" not in config:
+        # transformers 4 lets this file win in exactly this case.
+        entries = read_json(special)
+        changed = {key: entries[key] for key in _SPECIAL_KEYS if key in entries}
+        if any(config.get(key) != value for key, value in changed.items()):
+            notes.append("tokenizer_config.json: took the tokens of special_tokens_map.json")
+        config |= changed
+    return config, notes
+
+
+def _chat_template(config: Mapping[str, Any], folder: Path) -> tuple[str, list[str]]:
+    path = folder / "chat_template.jinja"
+    template = config.get("chat_template")
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise SnapbakeError(f"{path} is not UTF-8 text; save it as UTF-8") from error
+        notes = []
+        if template is not None and template != text:
+            notes.append(
+                "took chat_template.jinja, which differs from the template in tokenizer_config.json"
+            )
+        template = text
+    else:
+        notes = ["moved the chat template from tokenizer_config.json to chat_template.jinja"]
+        if isinstance(template, list):
+            template = _default_of(template, folder)
+            notes.append("took the chat template named 'default' of several")
+    if not isinstance(template, str) or not template.strip():
+        raise SnapbakeError(
+            f"{folder} has no chat template (chat_template.jinja, or chat_template in "
+            "tokenizer_config.json), which calibration and verification need; copy the one of the "
+            "base model"
+        )
+    return template, notes
+
+
+def _default_of(templates: list[Any], folder: Path) -> Any:
+    named = {item.get("name"): item.get("template") for item in templates if isinstance(item, dict)}
+    if "default" not in named:
+        raise SnapbakeError(
+            f"{folder / 'tokenizer_config.json'} has several chat templates "
+            f"({json.dumps(sorted(map(str, named)))}) and none named 'default'; save the one that "
+            "the model was trained with as chat_template.jinja"
+        )
+    return named["default"]

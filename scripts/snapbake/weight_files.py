@@ -1,0 +1,181 @@
+"""Which files of a Hugging Face folder are its weights, and whether they agree with each other.
+
+transformers takes the first file that it knows and says nothing about the rest, so a stale
+`model.safetensors` wins over newer shards. Here everything that is ambiguous is refused.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from snapbake.errors import SnapbakeError
+from snapbake.families import DecoderSpec, expected_tensors
+from snapbake.files import read_json
+from snapbake.safetensors_file import FLOAT_TYPES, TensorInfo, equal_bytes, read_header
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SHARDS = "model-*-of-*.safetensors"
+
+# What a tensor of this name tells about the folder, in the order in which it is looked for.
+_TELLTALES: Mapping[str, str] = {
+    ".qweight": "it is quantised (GPTQ or AWQ); take the unquantised model",
+    ".qzeros": "it is quantised (GPTQ or AWQ); take the unquantised model",
+    ".absmax": "it is quantised (bitsandbytes); take the unquantised model",
+    ".quant_map": "it is quantised (bitsandbytes); take the unquantised model",
+    ".weight_scale": "it is quantised; take the unquantised model",
+    "lora_": "a LoRA adapter is not merged into it; export it with `llamafactory-cli export`",
+    "base_model.model.": "its names keep a peft wrapper; export it with `llamafactory-cli export`",
+    "_orig_mod.": "its names keep a torch.compile wrapper; save the model that was compiled",
+    "module.": "its names keep a DataParallel wrapper; save `model.module` instead",
+    "v_head.": "it is a reward model with a value head; export the language model",
+    "score.": "it is a classifier; export the language model",
+    "classifier.": "it is a classifier; export the language model",
+    "_norm.weight": "config.json and the weights belong to different models; take the config.json "
+    "that was saved with them",
+    ".bias": "config.json and the weights belong to different models; take the config.json that "
+    "was saved with them",
+}
+
+
+def find_weights(folder: Path) -> dict[str, TensorInfo]:
+    """Return the tensors of a folder by name, from one safetensors file or from shards.
+
+    Only headers are read. Raises SnapbakeError when there are no weights, when it is not clear
+    which files are, and when shards, index and headers disagree.
+    """
+    single, index = folder / _SINGLE, folder / _INDEX
+    shards = sorted(folder.glob(_SHARDS))
+    if single.exists() and (index.exists() or shards):
+        raise SnapbakeError(
+            f"{folder} has both {_SINGLE} and shards, and one of them is stale; remove the one "
+            "that was not written by the last export"
+        )
+    if single.exists():
+        return read_header(single)
+    if index.exists():
+        return _read_shards(folder, index, shards)
+    if shards:
+        raise SnapbakeError(
+            f"{folder} has shards such as {shards[0].name} and no {_INDEX}; copy the whole export"
+        )
+    legacy = sorted(folder.glob("pytorch_model*.bin"))
+    if legacy:
+        raise SnapbakeError(
+            f"{folder} has its weights in {legacy[0].name} only; export it with "
+            "`export_legacy_format: false`, which writes safetensors"
+        )
+    raise SnapbakeError(f"{folder} has no weights ({_SINGLE}); give the folder of a whole export")
+
+
+def match_weights(
+    spec: DecoderSpec, found: Mapping[str, TensorInfo], folder: Path
+) -> tuple[dict[str, TensorInfo], list[str]]:
+    """Return the tensors that the model uses, and what was left out and why.
+
+    Left out are the head that a tied model repeats and the rotary buffers of old Llama exports.
+    Raises SnapbakeError for tensors that are missing, not expected, of another shape, or not
+    float, and for a head that differs from the embedding that it is tied to.
+    """
+    used = dict(found)
+    notes = []
+    buffers = [name for name in used if name.endswith(".rotary_emb.inv_freq")]
+    if buffers:
+        notes.append(f"left out {len(buffers)} rotary_emb.inv_freq buffers, which are computed")
+    for name in buffers:
+        del used[name]
+    expected = expected_tensors(spec)
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    if spec.tied_embeddings and head in used and embedding in used:
+        if not equal_bytes(used[head], used[embedding]):
+            raise SnapbakeError(
+                f"{folder}: lm_head.weight differs from the embedding while config.json says "
+                "tie_word_embeddings true; if the head was trained on its own, set it to false"
+            )
+        del used[head]
+        notes.append("left out lm_head.weight, which repeats the tied embedding")
+    unexpected = sorted(set(used) - set(expected))
+    missing = sorted(set(expected) - set(used))
+    if unexpected:
+        raise SnapbakeError(_unexpected(unexpected, spec, folder))
+    if missing == [head]:
+        raise SnapbakeError(
+            f"{folder} has no lm_head.weight and config.json does not say tie_word_embeddings "
+            "true; if the base model ties its head to the embedding, set it to true, else export "
+            "the model again"
+        )
+    if missing:
+        raise SnapbakeError(
+            f"{folder} misses {len(missing)} of {len(expected)} tensors of a {spec.family} model, "
+            f"the first is {missing[0]}; copy the whole export, or take the config.json that "
+            "belongs to it"
+        )
+    for name, shape in expected.items():
+        tensor = used[name]
+        if tensor.shape != shape:
+            raise SnapbakeError(_wrong_shape(tensor, shape, spec))
+        if tensor.dtype not in FLOAT_TYPES:
+            raise SnapbakeError(
+                f"{tensor.file}: tensor {name} has type {tensor.dtype}; snapbake takes float32, "
+                "float16 and bfloat16 weights, so take the model before it was quantised"
+            )
+    return {name: used[name] for name in expected}, notes
+
+
+def _read_shards(folder: Path, index: Path, present: list[Path]) -> dict[str, TensorInfo]:
+    content = read_json(index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise SnapbakeError(f"{index} has no weight_map; copy the whole export again")
+    names = {str(name) for name in weight_map.values()}
+    tensors: dict[str, TensorInfo] = {}
+    for name in sorted(names):
+        if Path(name).name != name:
+            raise SnapbakeError(f"{index} names {name}, which is not a file of its own folder")
+        if not (folder / name).is_file():
+            raise SnapbakeError(f"{folder} misses the shard {name}; copy the whole export again")
+        for key, tensor in read_header(folder / name).items():
+            if weight_map.get(key) != name:
+                raise SnapbakeError(
+                    f"{folder / name} holds tensor {key}, which {index.name} places in "
+                    f"{weight_map.get(key, 'no shard')}; the shards and the index are not of one "
+                    "export, copy it again"
+                )
+            tensors[key] = tensor
+    absent = sorted(set(weight_map) - set(tensors))
+    if absent:
+        raise SnapbakeError(
+            f"{index} places tensor {absent[0]} in {weight_map[absent[0]]}, which does not have "
+            "it; the shards and the index are not of one export, copy it again"
+        )
+    stale = [path.name for path in present if path.name not in names]
+    if stale:
+        raise SnapbakeError(
+            f"{folder} has the shard {stale[0]}, which {index.name} does not name; remove what is "
+            "left of an earlier export"
+        )
+    return tensors
+
+
+def _unexpected(names: list[str], spec: DecoderSpec, folder: Path) -> str:
+    for mark, meaning in _TELLTALES.items():
+        telling = [name for name in names if mark in name]
+        if telling:
+            return f"{folder} has tensor {telling[0]}: {meaning}"
+    return (
+        f"{folder} has {len(names)} tensors that a {spec.family} model of {spec.layers} layers "
+        f"does not have, the first is {names[0]}; take the config.json that belongs to the weights"
+    )
+
+
+def _wrong_shape(tensor: TensorInfo, shape: tuple[int, ...], spec: DecoderSpec) -> str:
+    found = f"{tensor.file}: tensor {tensor.name} is {list(tensor.shape)}"
+    rows_differ = len(tensor.shape) == len(shape) and tensor.shape[1:] == shape[1:]
+    if rows_differ and shape[0] == spec.vocab_size:
+        return (
+            f"{found} and config.json says vocab_size {spec.vocab_size}; after resize_vocab or "
+            "added tokens the two must agree, export the model again with the training options"
+        )
+    return (
+        f"{found}, where config.json asks for {list(shape)}; take the config.json that belongs to "
+        "the weights"
+    )

@@ -6,13 +6,10 @@ would silently misread, is refused with one sentence.
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 
-from snapbake.checkpoint import checkpoint_summary, inspect_checkpoint, write_checkpoint
+from snapbake.checkpoint import prepare_checkpoint
 from snapbake.errors import run_program
-from snapbake.files import write_json
-from snapbake.sources import resolve_source
 
 
 def main() -> None:
@@ -29,15 +26,7 @@ def main() -> None:
         "--summary", type=Path, required=True, help="JSON file that says what the model is"
     )
     arguments = parser.parse_args()
-    arguments.summary.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=arguments.summary.parent, prefix=".fetch.") as scratch:
-        source = resolve_source(arguments.source, arguments.sha256, Path(scratch))
-        inspection = inspect_checkpoint(source.folder)
-        identity = write_checkpoint(inspection, arguments.output_dir)
-    write_json(
-        arguments.summary,
-        checkpoint_summary(inspection, identity, source.origin, source.licence),
-    )
+    prepare_checkpoint(arguments.source, arguments.sha256, arguments.output_dir, arguments.summary)
 
 
 if __name__ == "__main__":

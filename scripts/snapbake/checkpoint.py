@@ -17,6 +17,7 @@ from snapbake.errors import SnapbakeError
 from snapbake.families import DecoderSpec, family_of, read_spec, rope_settings
 from snapbake.files import read_json, require_disk_space, write_json
 from snapbake.safetensors_file import TensorInfo, write_tensors
+from snapbake.sources import Source, open_source
 from snapbake.tokenizer_files import TokenizerFiles, read_tokenizer
 from snapbake.weight_files import find_weights, match_weights
 
@@ -53,6 +54,19 @@ class Inspection:
     def dtypes(self) -> dict[str, int]:
         """Number of tensors by safetensors type."""
         return dict(sorted(Counter(tensor.dtype for tensor in self.tensors.values()).items()))
+
+
+def prepare_checkpoint(source: str, sha256: str | None, output: Path, summary: Path) -> None:
+    """Fetch `source`, judge it, write the normalised folder `output` and the JSON `summary`.
+
+    `source` and `sha256` are those of `open_source`. The summary says family, specification,
+    number of weights, types, what was normalised, the identity of the weights, the source and its
+    licence. Raises SnapbakeError for a model that is refused; nothing is written then.
+    """
+    with open_source(source, sha256, output.parent) as opened:
+        inspection = inspect_checkpoint(opened.folder)
+        identity = write_checkpoint(inspection, output)
+    write_json(summary, _summary(inspection, identity, opened))
 
 
 def inspect_checkpoint(folder: Path) -> Inspection:
@@ -106,19 +120,16 @@ def write_checkpoint(inspection: Inspection, output: Path) -> str:
     return identity
 
 
-def checkpoint_summary(
-    inspection: Inspection, identity: str, source: Mapping[str, Any], licence: str | None
-) -> dict[str, Any]:
-    """Return the content of checkpoint.json: what the model is and what was done to it."""
+def _summary(inspection: Inspection, identity: str, source: Source) -> dict[str, Any]:
     return {
         "architecture": inspection.spec.architecture,
         "dtypes": inspection.dtypes,
         "family": inspection.spec.family,
-        "licence": licence,
+        "licence": source.licence,
         "normalisations": list(inspection.normalisations),
         "parameters": inspection.parameters,
         "sha256": identity,
-        "source": dict(source),
+        "source": source.origin,
         "spec": asdict(inspection.spec),
         "tokens": len(inspection.tokenizer.token_ids),
     }

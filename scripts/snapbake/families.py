@@ -319,23 +319,24 @@ def _refuse_unsupported(config: Config) -> None:
             f"config.json: partial_rotary_factor is {config['partial_rotary_factor']!r}; "
             "snapbake builds models that rotate the whole head (1.0)"
         )
+    layers = _count(config, "num_hidden_layers")
     layer_types = config.get("layer_types")
     if layer_types is None:
         first = config.get("max_window_layers", 28)
-        layers = _count(config, "num_hidden_layers")
         sliding = (
             _flag(config, "use_sliding_window")
             and config.get("sliding_window") is not None
-            and first < layers
+            and not (isinstance(first, int) and first >= layers)
         )
-        kinds = {"sliding_attention"} if sliding else set()
-    else:
-        kinds = set(layer_types) - {"full_attention"}
-    if kinds:
-        key = "use_sliding_window" if layer_types is None else "layer_types"
+        if sliding:
+            raise SnapbakeError(
+                f"config.json: use_sliding_window is on from layer {first!r} on; snapbake builds "
+                "full attention in every layer only"
+            )
+    elif layer_types != ["full_attention"] * layers:
         raise SnapbakeError(
-            f"config.json: {key} asks for {', '.join(sorted(kinds))}; snapbake builds full "
-            "attention in every layer only"
+            f"config.json: layer_types is not 'full_attention' for each of the {layers} layers; "
+            "snapbake builds full attention in every layer only"
         )
 
 
@@ -389,7 +390,8 @@ def _read_rope(config: Config, max_positions: int) -> RopeSpec:
         theta=theta,
         kind=kind,
         original_max_position_embeddings=original,
-        truncate=_flag(scaling, "truncate", default=True),
+        # The reference takes null for false here, and only a missing key for true.
+        truncate=_flag(scaling, "truncate", default="truncate" not in scaling),
         **numbers,
     )
 
@@ -401,8 +403,8 @@ def _count(config: Config, key: str, default: int | None = None) -> int:
     if value is None:
         raise SnapbakeError(f"config.json has no {key}; add the value of the base model")
     # LLaMA-Factory writes max_position_embeddings as 65536.0 when it scales the rope.
-    whole = isinstance(value, int | float) and not isinstance(value, bool) and value == int(value)
-    if not whole or value < 1:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not whole or isinstance(value, bool) or value < 1:
         raise SnapbakeError(f"config.json: {key} is {value!r}; it must be a whole number from 1 on")
     return int(value)
 

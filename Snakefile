@@ -1,0 +1,39 @@
+"""snapbake: from a fine-tuned language model to a verified Qualcomm HTP context binary.
+
+    snakemake --cores 4 all
+
+builds what config/config.yaml names, into results/. Any file under results/ can be asked for by
+its path as well.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: f"{workflow.basedir}/config/config.yaml"
+
+
+include: "rules/common.smk"
+include: "rules/checkpoint.smk"
+include: "rules/export.smk"
+include: "rules/graph.smk"
+include: "rules/calibrate.smk"
+include: "rules/quantize.smk"
+include: "rules/compile.smk"
+include: "rules/net_run.smk"
+include: "rules/verify.smk"
+include: "rules/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        checks=expand("results/{model}/c{ctx}/onnx_check.json", **MATRIX),
+        contexts=expand(f"{TARGET}/context.bin", **MATRIX),
+        accepted=expand(f"{TARGET}/emulator/accepted.txt", **MATRIX),
+        report="results/report.html",
+
+
+onerror:
+    print_errors()

@@ -21,15 +21,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from snapbake.errors import SnapbakeError
+from snapbake.external_data import ExternalWeights
 from snapbake.families import DecoderSpec, expected_tensors, read_spec
 from snapbake.files import read_json, require_disk_space, require_file
-from snapbake.onnx_files import (
-    external_array,
-    external_tensors,
-    is_external,
-    load_graph,
-    require_external_data,
-)
+from snapbake.onnx_files import external_tensors, load_graph, require_external_data
 from snapbake.optimum_graph import expected_borders, require_borders
 
 MODEL_NAME = "model.onnx"
@@ -104,8 +99,9 @@ def compare_weights(
     in the checkpoint.
     """
     index: dict[tuple[int, int, int], list[_Candidate]] = {}
-    for tensor in filter(is_external, model.graph.initializer):
-        candidate = _Candidate(tensor.name, external_array(tensor, folder))
+    weights = ExternalWeights(model, folder)
+    for name in weights.names():
+        candidate = _Candidate(name, weights[name])
         index.setdefault(_fingerprint(candidate.value), []).append(candidate)
     used: set[str] = set()
     checked = 0
@@ -176,12 +172,7 @@ def _same_bits(stored: NDArray[Any], value: NDArray[np.float32]) -> bool:
 
 
 def _require_one_data_file(model: onnx.ModelProto, path: Path) -> None:
-    files = {
-        entry.value
-        for tensor in external_tensors(model)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+    files = {place.location for _, place in external_tensors(model)}
     if files != {DATA_NAME}:
         raise SnapbakeError(
             f"{path} keeps its weights in {', '.join(sorted(files)) or 'the graph itself'} where "

@@ -6,27 +6,16 @@ Graphs that lie in one folder may share one data file.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 from onnx import helper
 
 from snapbake.errors import SnapbakeError
+from snapbake.external_data import Place, place_of
 from snapbake.files import atomic_path, require_file
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the bytes of an external tensor lie; offset and length in bytes."""
-
-    file: str
-    offset: int
-    length: int
 
 
 def load_graph(path: Path) -> onnx.ModelProto:
@@ -47,42 +36,19 @@ def save_graph(model: onnx.ModelProto, path: Path) -> None:
         temporary.write_bytes(model.SerializeToString(deterministic=True))
 
 
-def is_external(tensor: onnx.TensorProto) -> bool:
-    """Say whether the bytes of a tensor lie in a data file."""
-    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
-
-
-def external_place(tensor: onnx.TensorProto) -> Place:
-    """Return the place of an external tensor; a length that is not written follows from shape."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    return Place(
-        file=entries["location"],
-        offset=int(entries.get("offset", 0)),
-        length=int(entries.get("length", byte_size(tensor))),
-    )
-
-
 def byte_size(tensor: onnx.TensorProto) -> int:
     """Return the bytes that shape and dtype ask for, not counting sub-byte packing."""
     itemsize = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     return int(np.prod(tensor.dims, dtype=np.int64)) * itemsize
 
 
-def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def external_tensors(model: onnx.ModelProto) -> Iterator[tuple[onnx.TensorProto, Place]]:
     """Yield every external tensor of the main graph: initializers and values of Constant nodes."""
-    yield from filter(is_external, model.graph.initializer)
-    for node in model.graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t") and is_external(attribute.t):
-                yield attribute.t
-
-
-def external_array(tensor: onnx.TensorProto, folder: Path) -> NDArray[Any]:
-    """Return an external tensor as a read-only view of its data file in `folder`."""
-    place = external_place(tensor)
-    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-    shape = tuple(tensor.dims)
-    return np.memmap(folder / place.file, dtype, "r", place.offset, shape)
+    constants = (attribute.t for node in model.graph.node for attribute in node.attribute)
+    for tensor in (*model.graph.initializer, *constants):
+        place = place_of(tensor)
+        if place:
+            yield tensor, place
 
 
 def require_external_data(model: onnx.ModelProto, path: Path) -> None:
@@ -92,19 +58,18 @@ def require_external_data(model: onnx.ModelProto, path: Path) -> None:
     link, or lie outside the graph's folder; a file cut short is taken by some tools without a word.
     """
     ends: dict[str, int] = {}
-    for tensor in external_tensors(model):
-        place = external_place(tensor)
-        if Path(place.file).name != place.file:
+    for tensor, place in external_tensors(model):
+        if Path(place.location).name != place.location:
             raise SnapbakeError(
-                f"{path}: the tensor {tensor.name} points to {place.file}, outside the graph's "
+                f"{path}: the tensor {tensor.name} points to {place.location}, outside the graph's "
                 "folder; put the data file beside the graph and build the graph again"
             )
         if place.length != byte_size(tensor):
             raise SnapbakeError(
                 f"{path}: the tensor {tensor.name} {list(tensor.dims)} has {place.length} bytes in "
-                f"{place.file} and needs {byte_size(tensor)}; build the graph again"
+                f"{place.location} and needs {byte_size(tensor)}; build the graph again"
             )
-        ends[place.file] = max(ends.get(place.file, 0), place.offset + place.length)
+        ends[place.location] = max(ends.get(place.location, 0), place.offset + place.length)
     for name, end in ends.items():
         data = path.parent / name
         require_file(data)

@@ -10,19 +10,20 @@ what is checked here is the shape of the result, and `snapbake.onnx_check` compa
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from snapbake.errors import SnapbakeError
-from snapbake.freeze import require_same_folder
+from snapbake.external_data import place_of
+from snapbake.freeze import frozen_sizes, require_same_folder
 from snapbake.onnx_files import (
     byte_size,
-    external_array,
-    is_external,
     load_graph,
     require_external_data,
     save_graph,
     shape_of,
 )
+from snapbake.optimum_graph import count_layers, expected_borders, require_borders
 
 # What makes shapes out of data at run time: none may be left in a static graph.
 _SHAPE_OPERATORS = frozenset(
@@ -40,14 +41,15 @@ def simplify_graph(model_path: Path, output: Path) -> None:
     require_same_folder(model_path, output)
     frozen = load_graph(model_path)
     require_external_data(frozen, model_path)
-    _require_static_borders(frozen, model_path)
-    weights = {tensor.name: tensor for tensor in frozen.graph.initializer if is_external(tensor)}
+    tokens, context = _require_frozen(frozen, model_path)
+    weights = {tensor.name: tensor for tensor in frozen.graph.initializer if place_of(tensor)}
     simplified = _run_onnxsim(make_skeleton(frozen, model_path.parent), model_path)
     restore_weights(simplified, weights)
     _clear_remarks(simplified)
     _require_same_borders(frozen, simplified, model_path)
     static = require_static(simplified, model_path)
-    _require_small(frozen, static, model_path)
+    # What folding may add: a few masks, [tokens, context] of int64 at most.
+    _require_small(static, frozen.ByteSize() + 3 * 8 * tokens * context, model_path)
     save_graph(static, output)
 
 
@@ -56,8 +58,8 @@ def make_skeleton(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     skeleton = onnx.ModelProto()
     skeleton.CopyFrom(model)
     graph = skeleton.graph
-    inside = [tensor for tensor in graph.initializer if not is_external(tensor)]
-    for tensor in filter(is_external, model.graph.initializer):
+    inside = [tensor for tensor in graph.initializer if not place_of(tensor)]
+    for tensor in filter(place_of, model.graph.initializer):
         graph.input.append(
             helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
         )
@@ -65,15 +67,16 @@ def make_skeleton(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     graph.initializer.extend(inside)
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.HasField("t") and is_external(attribute.t):
+            if place_of(attribute.t):
                 if byte_size(attribute.t) > _SMALL:
                     raise SnapbakeError(
                         f"the constant of {node.name} has {byte_size(attribute.t)} bytes; Optimum "
                         "keeps weights as initializers, so export the model again with its pinned "
                         "version"
                     )
-                value = external_array(attribute.t, folder)
-                attribute.t.CopyFrom(numpy_helper.from_array(value, attribute.t.name))
+                load_external_data_for_tensor(attribute.t, str(folder))
+                attribute.t.ClearField("data_location")
+                attribute.t.ClearField("external_data")
     return skeleton
 
 
@@ -147,13 +150,20 @@ def _clear_remarks(model: onnx.ModelProto) -> None:
         node.ClearField("doc_string")
 
 
-def _require_static_borders(model: onnx.ModelProto, path: Path) -> None:
+def _require_frozen(model: onnx.ModelProto, path: Path) -> tuple[int, int]:
+    """Return new tokens and context of a frozen graph; raise when its borders do not agree."""
     for value in (*model.graph.input, *model.graph.output):
         shape = shape_of(value)
         if not all(isinstance(size, int) and size > 0 for size in shape):
             raise SnapbakeError(
                 f"{path}: {value.name} {shape} has no fixed shape; run freeze_shapes.py first"
             )
+    last = {value.name: int(shape_of(value)[-1]) for value in model.graph.input}
+    tokens, context = last.get("input_ids", 0), last.get("attention_mask", 0)
+    # onnxsim takes a mask that does not fit the past without a word.
+    sizes = frozen_sizes(tokens, context)
+    require_borders(model, path, expected_borders(count_layers(model), sizes=sizes))
+    return tokens, context
 
 
 def _require_same_borders(before: onnx.ModelProto, after: onnx.ModelProto, path: Path) -> None:
@@ -173,15 +183,11 @@ def _require_same_borders(before: onnx.ModelProto, after: onnx.ModelProto, path:
             )
 
 
-def _require_small(before: onnx.ModelProto, after: onnx.ModelProto, path: Path) -> None:
-    # What folding may add: a few masks, [tokens, context] of int64 at most.
-    sizes = {value.name: shape_of(value) for value in before.graph.input}
-    tokens, context = int(sizes["input_ids"][-1]), int(sizes["attention_mask"][-1])
-    allowed = before.ByteSize() + 3 * 8 * tokens * context
-    if after.ByteSize() > allowed:
+def _require_small(model: onnx.ModelProto, allowed: int, path: Path) -> None:
+    if model.ByteSize() > allowed:
         raise SnapbakeError(
-            f"onnxsim blew the graph of {path} up from {before.ByteSize()} to {after.ByteSize()} "
-            "bytes by folding something large; use the pinned version of onnxsim"
+            f"onnxsim blew the graph of {path} up to {model.ByteSize()} bytes by folding something "
+            f"large ({allowed} are expected at most); use the pinned version of onnxsim"
         )
 
 

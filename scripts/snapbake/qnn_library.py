@@ -5,10 +5,13 @@ import importlib.util
 import os
 import platform
 import sys
+from ctypes import POINTER, byref
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from snapbake.errors import SnapbakeError
+
+_Interface = TypeVar("_Interface", bound=ctypes.Structure)
 
 PACKAGE: Final = "onnxruntime-qnn"
 # What the package's x86-64 wheel is built for (manylinux_2_35, Python 3.11 and later).
@@ -93,3 +96,17 @@ def load_library(name: str) -> ctypes.CDLL:
             "(on Debian and Ubuntu: apt-get install libatomic1 libgcc-s1), or install the package "
             "again"
         ) from error
+
+
+def interface(library: str, get_providers: str, kind: type[_Interface]) -> _Interface:
+    """Return a library's function table, as its `...getProviders` function hands it out."""
+    function = getattr(load_library(library), get_providers)
+    function.restype = ctypes.c_uint64
+    providers = POINTER(POINTER(kind))()
+    count = ctypes.c_uint32()
+    if (code := function(byref(providers), byref(count))) or count.value == 0:
+        raise SnapbakeError(
+            f"{library} of the package {PACKAGE} offers no interface (QNN error {code}); "
+            "install the package again"
+        )
+    return providers[0].contents

@@ -1,9 +1,8 @@
 """What a QNN context binary says about itself, read with libQnnSystem."""
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, byref, c_uint32, c_void_p
+from ctypes import POINTER, byref, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +87,9 @@ def open_context_binary(path: Path) -> Iterator[tuple[np.ndarray, qnn_types.Bina
     """
     if path.stat().st_size == 0:
         raise SnapbakeError(f"{path} is empty; build it again")
-    interface = _system_interface()
+    interface = qnn_library.interface(
+        "libQnnSystem.so", "QnnSystemInterface_getProviders", qnn_types.SystemInterface
+    )
     handle = c_void_p()
     if code := interface.context_create(byref(handle)):
         raise SnapbakeError(f"libQnnSystem.so could not start (QNN error {code}); see its message")
@@ -109,22 +110,7 @@ def open_context_binary(path: Path) -> Iterator[tuple[np.ndarray, qnn_types.Bina
         interface.context_free(handle)
 
 
-@functools.cache
-def _system_interface() -> qnn_types.SystemInterface:
-    library = qnn_library.load_library("libQnnSystem.so")
-    get_providers = library.QnnSystemInterface_getProviders
-    get_providers.restype = qnn_types.ErrorCode
-    providers = POINTER(POINTER(qnn_types.SystemInterface))()
-    count = c_uint32()
-    if (code := get_providers(byref(providers), byref(count))) or count.value == 0:
-        raise SnapbakeError(
-            f"libQnnSystem.so offers no interface (QNN error {code}); install the package "
-            f"{qnn_library.PACKAGE} again"
-        )
-    return providers[0].contents
-
-
-def graph_infos(binary: qnn_types.Binary) -> list[qnn_types.GraphFields]:
+def graph_fields(binary: qnn_types.Binary) -> list[qnn_types.GraphFields]:
     """Return the graphs' descriptions in the binary's order."""
     fields = _fields(binary)
     return [fields.graphs[index].fields for index in range(fields.graph_count)]
@@ -149,7 +135,7 @@ def binary_info(binary: qnn_types.Binary) -> BinaryInfo:
                 inputs=_tensor_infos(graph.inputs, graph.input_count),
                 outputs=_tensor_infos(graph.outputs, graph.output_count),
             )
-            for graph in graph_infos(binary)
+            for graph in graph_fields(binary)
         ),
     )
 
@@ -172,11 +158,9 @@ def _tensor_info(fields: qnn_types.TensorFields) -> TensorInfo:
 
 def _encoding(parameters: qnn_types.QuantizeParams) -> tuple[float | None, int | None]:
     if parameters.definition == qnn_types.DEFINED:
-        if parameters.encoding == qnn_types.ENCODING_SCALE_OFFSET:
-            encoding = parameters.value.scale_offset
-            return encoding.scale, encoding.offset
-        if parameters.encoding == qnn_types.ENCODING_BITWIDTH_SCALE_OFFSET:
-            encoding = parameters.value.bitwidth_scale_offset
+        member = qnn_types.ENCODINGS_BY_VALUE.get(parameters.encoding)
+        if member is not None:
+            encoding = getattr(parameters.value, member)
             return encoding.scale, encoding.offset
     return None, None
 

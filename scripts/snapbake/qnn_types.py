@@ -72,10 +72,12 @@ DATA_TYPES: Final[dict[int, DataType]] = {
 }
 DATA_TYPES_BY_NAME: Final[dict[str, DataType]] = {each.name: each for each in DATA_TYPES.values()}
 
-# Qnn_Definition_t, Qnn_QuantizationEncoding_t, Qnn_TensorMemType_t
+# Qnn_Definition_t
 DEFINED: Final = 1
-ENCODING_SCALE_OFFSET: Final = 0
-ENCODING_BITWIDTH_SCALE_OFFSET: Final = 2
+UNDEFINED: Final = 0x7FFFFFFF
+# Qnn_QuantizationEncoding_t: those with one scale and offset, and where the union has them.
+ENCODINGS_BY_VALUE: Final = {0: "scale_offset", 2: "bitwidth_scale_offset"}
+# Qnn_TensorMemType_t
 MEMORY_RAW: Final = 0
 
 

@@ -30,10 +30,6 @@ _TELLTALES: Mapping[str, str] = {
     "v_head.": "it is a reward model with a value head; export the language model",
     "score.": "it is a classifier; export the language model",
     "classifier.": "it is a classifier; export the language model",
-    "_norm.weight": "config.json and the weights belong to different models; take the config.json "
-    "that was saved with them",
-    ".bias": "config.json and the weights belong to different models; take the config.json that "
-    "was saved with them",
 }
 
 
@@ -162,8 +158,9 @@ def _unexpected(names: list[str], spec: DecoderSpec, folder: Path) -> str:
         if telling:
             return f"{folder} has tensor {telling[0]}: {meaning}"
     return (
-        f"{folder} has {len(names)} tensors that a {spec.family} model of {spec.layers} layers "
-        f"does not have, the first is {names[0]}; take the config.json that belongs to the weights"
+        f"{folder} has {len(names)} tensors that config.json (model_type {spec.family}, "
+        f"num_hidden_layers {spec.layers}) does not account for, the first is {names[0]}; take the "
+        "config.json that belongs to the weights"
     )
 
 

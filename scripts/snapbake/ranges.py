@@ -1,0 +1,120 @@
+"""The range of every activation over the calibration records, one for both graphs together.
+
+The graphs run as an application runs them (`decoding`), prefill chunks first, then single tokens,
+with each activation's smallest and largest value as extra outputs. A sample's activations are gone
+when its step is done, so memory does not grow with the number of records.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
+from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
+
+from snapbake.decoding import Decoder, Feeds, GraphPair
+from snapbake.errors import SnapbakeError
+
+Ranges = dict[str, tuple[float, float]]
+
+# How many tokens at the end of each record go through the decode graph.
+DECODE_STEPS = 4
+
+
+class RangeObserver:
+    """Runs the two fp32 graphs and keeps the smallest and largest value of every float tensor."""
+
+    def __init__(self, graphs: Mapping[str, Path], threads: int) -> None:
+        self._sessions = {name: _observed(path, threads) for name, path in graphs.items()}
+        self.ranges: Ranges = {}
+
+    def run(self, graph: str, feeds: Feeds) -> dict[str, NDArray]:
+        """Run one step, widen the ranges by it and return the graph's own outputs."""
+        session, watched, own = self._sessions[graph]
+        for name, value in feeds.items():
+            if value.dtype == np.float32:
+                self._widen(name, float(value.min()), float(value.max()))
+        # Only dense tensors leave these graphs.
+        results = cast(list[NDArray], session.run(None, feeds))
+        extremes = results[len(own) :]
+        for index, name in enumerate(watched):
+            self._widen(name, float(extremes[2 * index]), float(extremes[2 * index + 1]))
+        return dict(zip(own, results, strict=False))
+
+    def _widen(self, name: str, low: float, high: float) -> None:
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise SnapbakeError(
+                f"the activation {name} is not finite in fp32 on the calibration records; "
+                "check the checkpoint, its logits cannot be right"
+            )
+        old_low, old_high = self.ranges.get(name, (low, high))
+        self.ranges[name] = (min(low, old_low), max(high, old_high))
+
+
+def _observed(path: Path, threads: int) -> tuple[InferenceSession, list[str], list[str]]:
+    """Open a graph that also returns ReduceMin and ReduceMax of each float tensor it computes."""
+    model = onnx.load(path, load_external_data=False)
+    kinds = {
+        value.name: value.type.tensor_type.elem_type
+        for value in [*model.graph.value_info, *model.graph.output]
+    }
+    own = [value.name for value in model.graph.output]
+    watched = [
+        name
+        for node in model.graph.node
+        for name in node.output
+        if kinds.get(name) == TensorProto.FLOAT
+    ]
+    for name in watched:
+        for kind in ("ReduceMin", "ReduceMax"):
+            output = f"{name}:{kind}"
+            model.graph.node.append(
+                helper.make_node(kind, [name], [output], name=output, keepdims=0)
+            )
+            model.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, []))
+    options = SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # The graph is read from memory, its weights from the folder of the file.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(path.parent)
+    )
+    session = InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session, watched, own
+
+
+def observe_ranges(
+    graphs: Mapping[str, Path], pair: GraphPair, records: Sequence[Sequence[int]], threads: int
+) -> Ranges:
+    """Run the records (token ids) through "prefill" and "decode"; return each tensor's range.
+
+    The last tokens of a record go through the decode graph. A prefill chunk that the record does
+    not fill is filled with the record's own first tokens, so that no padding widens a range.
+    """
+    observer = RangeObserver(graphs, threads)
+    started = time.monotonic()
+    chunk = pair.prefill_tokens
+    for number, ids in enumerate(records, start=1):
+        decoder = Decoder(pair, observer.run)
+        body, tail = list(ids[:-DECODE_STEPS]), list(ids[-DECODE_STEPS:])
+        for start in range(0, len(body), chunk):
+            if decoder.length > pair.context - chunk:
+                break
+            valid = body[start : start + chunk]
+            filled = (valid + list(ids) * chunk)[:chunk]
+            decoder.accept(observer.run("prefill", decoder.feeds("prefill", filled)), len(valid))
+        for token in tail:
+            if decoder.length < pair.context:
+                decoder.step("decode", [token])
+        if number % 10 == 0 or number == len(records):
+            seconds = time.monotonic() - started
+            print(f"calibrated {number}/{len(records)} records in {seconds:.0f} s", file=sys.stderr)
+    return observer.ranges

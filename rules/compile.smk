@@ -28,6 +28,9 @@ rule compile_graph:
         soc_model=lambda wildcards: BUILD.targets[wildcards.soc].soc_model,
         arch=lambda wildcards: BUILD.targets[wildcards.soc].arch,
         vtcm_mb=lambda wildcards: BUILD.targets[wildcards.soc].vtcm_mb,
+        graph_limit=lambda wildcards: option(
+            "--graph-limit-mb", BUILD.targets[wildcards.soc].graph_limit_mb
+        ),
     shell:
         r"""
         exec &> >(tee {log:q})
@@ -38,6 +41,7 @@ rule compile_graph:
             --soc-model {params.soc_model} \
             --arch {params.arch} \
             --vtcm-mb {params.vtcm_mb} \
+            {params.graph_limit:q} \
             --output {output.binary:q}
         """
 
@@ -74,6 +78,9 @@ rule share_weights:
         soc_model=lambda wildcards: BUILD.targets[wildcards.soc].soc_model,
         arch=lambda wildcards: BUILD.targets[wildcards.soc].arch,
         vtcm_mb=lambda wildcards: BUILD.targets[wildcards.soc].vtcm_mb,
+        graph_limit=lambda wildcards: option(
+            "--graph-limit-mb", BUILD.targets[wildcards.soc].graph_limit_mb
+        ),
     shell:
         r"""
         exec &> >(tee {log:q})
@@ -86,6 +93,7 @@ rule share_weights:
             --soc-model {params.soc_model} \
             --arch {params.arch} \
             --vtcm-mb {params.vtcm_mb} \
+            {params.graph_limit:q} \
             --made-from {input.made_from:q} \
             --output {output.binary:q} \
             --manifest {output.manifest:q}

@@ -172,5 +172,6 @@ rule check_onnx:
             --adapted {input.adapted:q} \
             --tokens {params.tokens} \
             --context {wildcards.ctx} \
+            --threads {threads} \
             --output {output.report:q}
         """

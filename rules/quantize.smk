@@ -91,6 +91,7 @@ rule quantize_graphs:
             --weight-bits {params.weight_bits} \
             --activation-bits {params.activation_bits} \
             --kv-bits {params.kv_bits} \
+            --threads {threads} \
             --output-dir results/{wildcards.model}/c{wildcards.ctx}/{wildcards.recipe}
         """
 

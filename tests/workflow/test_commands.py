@@ -17,7 +17,7 @@ def rule_options() -> dict[str, set[str]]:
     for path in sorted((ROOT / "rules").glob("*.smk")):
         for rule in path.read_text().split("\nrule ")[1:]:
             for name in re.findall(r'program\("(\w+)"', rule):
-                shell = rule.partition("shell:")[2].partition('"""\n')[0]
+                shell = rule.partition("shell:")[2].split('"""')[1]
                 given = re.findall(r'option\(\s*"(--[a-z-]+)"', rule)
                 found[name] = {*OPTION.findall(shell), *given}
     return found

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from snapbake.errors import SnapbakeError
-from snapbake.families import DecoderSpec, family_of, read_spec, rope_settings
-from snapbake.files import read_json, require_disk_space, write_json
+from snapbake.families import DecoderSpec, read_spec, rope_settings
+from snapbake.files import require_disk_space, write_json
+from snapbake.folder_json import read_object
 from snapbake.safetensors_file import TensorInfo, write_tensors
 from snapbake.sources import Source, open_source
-from snapbake.tokenizer_files import TokenizerFiles, read_tokenizer
+from snapbake.tokenizer_files import TokenizerFiles, prove_tokenizer, read_tokenizer
 from snapbake.weight_files import find_weights, match_weights
 
 OUTPUT_FILES = (
@@ -76,8 +77,11 @@ def inspect_checkpoint(folder: Path) -> Inspection:
     that snapbake cannot build or that transformers would silently misread.
     """
     config = _read_config(folder)
-    _refuse_configured(config, folder)
-    spec = read_spec(config)
+    try:
+        spec = read_spec(config)
+    except SnapbakeError as error:  # its message starts with "config.json"
+        raise SnapbakeError(f"{folder}/{error}") from error
+    _refuse_configured(config, spec, folder)
     tensors, weight_notes = match_weights(spec, find_weights(folder), folder)
     tokenizer = read_tokenizer(folder, spec.vocab_size)
     normal, config_notes = _normalise_config(config, spec, tensors)
@@ -96,15 +100,15 @@ def inspect_checkpoint(folder: Path) -> Inspection:
 def write_checkpoint(inspection: Inspection, output: Path) -> str:
     """Write the normalised folder and return the identity of its weights (see `write_tensors`).
 
-    The files appear in `output` when all of them are whole; NaN or infinity in a weight raises
-    SnapbakeError and leaves `output` as it was.
+    The files appear in `output` when all of them are whole. A tokenizer or template that
+    transformers cannot use, and NaN or infinity in a weight, raise SnapbakeError and leave
+    `output` as it was.
     """
     size = sum(tensor.end - tensor.start for tensor in inspection.tensors.values())
     require_disk_space(output, size + (64 << 20))
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        identity = write_tensors(inspection.tensors.values(), staging / "model.safetensors")
         write_json(staging / "config.json", inspection.config)
         write_json(staging / "generation_config.json", inspection.generation_config)
         write_json(staging / "tokenizer_config.json", inspection.tokenizer.config)
@@ -112,6 +116,8 @@ def write_checkpoint(inspection: Inspection, output: Path) -> str:
         (staging / "chat_template.jinja").write_text(
             inspection.tokenizer.chat_template, encoding="utf-8"
         )
+        prove_tokenizer(staging, inspection.folder)
+        identity = write_tensors(inspection.tensors.values(), staging / "model.safetensors")
         output.mkdir(exist_ok=True)
         for name in OUTPUT_FILES:
             (staging / name).replace(output / name)
@@ -161,20 +167,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise SnapbakeError(
             f"{folder} has no config.json; give the folder that `llamafactory-cli export` wrote"
         )
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise SnapbakeError(f"{path} is not an object; copy it from the export again")
-    return config
+    return read_object(path)
 
 
 def _adapter_base(path: Path) -> str:
-    content = read_json(path)
-    base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
+    base = read_object(path).get("base_model_name_or_path")
     return base if isinstance(base, str) and base else "<the base model>"
 
 
-def _refuse_configured(config: Mapping[str, Any], folder: Path) -> None:
-    family = family_of(config)
+def _refuse_configured(config: Mapping[str, Any], spec: DecoderSpec, folder: Path) -> None:
     quantisation = config.get("quantization_config") or config.get("compression_config")
     if quantisation:
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
@@ -192,11 +193,13 @@ def _refuse_configured(config: Mapping[str, Any], folder: Path) -> None:
         raise SnapbakeError(
             f"{folder} has {heads[0]}: it is a reward model; export the language model"
         )
-    architectures = config.get("architectures") or [family.architecture]
-    if not isinstance(architectures, list) or not str(architectures[0]).endswith("ForCausalLM"):
+    architectures = config.get("architectures")
+    if architectures is None:
+        architectures = [spec.architecture]
+    if not isinstance(architectures, list) or not str(architectures[:1]).endswith("ForCausalLM']"):
         raise SnapbakeError(
             f"{folder}: architectures in config.json is {architectures!r}; snapbake builds "
-            f"language models ({family.architecture} for this family) only"
+            f"language models ({spec.architecture} for this family) only"
         )
 
 
@@ -251,10 +254,7 @@ def _generation_config(
     path = folder / "generation_config.json"
     notes = []
     if path.is_file():
-        content = read_json(path)
-        if not isinstance(content, dict):
-            raise SnapbakeError(f"{path} is not an object; copy it from the export again")
-        content = dict(content)
+        content = read_object(path)
     else:
         content = {}
         notes.append("generation_config.json: made, as there was none")

@@ -133,7 +133,7 @@ def supported_families() -> str:
     return ", ".join(f"{name} ({family.title})" for name, family in FAMILIES.items())
 
 
-def family_of(config: Config) -> Family:
+def _family_of(config: Config) -> Family:
     """Return the family that `model_type` names; raise for any other."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
@@ -151,7 +151,7 @@ def read_spec(config: Config) -> DecoderSpec:
     Raises SnapbakeError with the key's name for an unknown family, a missing or impossible value,
     and everything that the family allows and snapbake does not build.
     """
-    family = family_of(config)
+    family = _family_of(config)
     _refuse_unsupported(config)
     hidden = _count(config, "hidden_size")
     heads = _count(config, "num_attention_heads")
@@ -342,10 +342,15 @@ def _refuse_unsupported(config: Config) -> None:
 
 def _without_default(parameters: Config) -> dict[str, Any] | None:
     """Return rope parameters without the base, None for plain rotary positions."""
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return None
+    kind = parameters.get("rope_type", parameters.get("type"))
     rest = {key: parameters[key] for key in parameters if key not in ("rope_theta", "type")}
+    if kind is None and rest:
+        raise SnapbakeError(
+            f"config.json: the rope parameters ({', '.join(sorted(rest))}) come without rope_type; "
+            "add the kind of scaling that the model was trained with"
+        )
+    if kind in (None, "default"):
+        return None
     return {**rest, "rope_type": kind}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from snapbake.errors import SnapbakeError
 from snapbake.files import read_json
+from snapbake.folder_json import read_object
 
 # Classes that only transformers 5 knows; both stand for "what tokenizer.json says".
 _NEWER_CLASSES = ("TokenizersBackend", "PythonBackend")
@@ -20,6 +21,12 @@ _SPECIAL_KEYS = (
     "cls_token",
     "mask_token",
     "additional_special_tokens",
+)
+
+
+_PROBE = (
+    {"role": "user", "content": "How much is 20 + 24, in words?"},
+    {"role": "assistant", "content": "Forty-four."},
 )
 
 
@@ -64,13 +71,58 @@ def read_tokenizer(folder: Path, vocab_size: int) -> TokenizerFiles:
             f"{vocab_size - 1}; the tokenizer is of another model, or tokens were added without "
             "resize_vocab"
         )
-    config = read_json(config_path)
-    if not isinstance(config, dict):
-        raise SnapbakeError(f"{config_path} is not an object; copy it from the base model")
-    config, notes = _normalise_config(config, folder)
+    config, notes = _normalise_config(read_object(config_path), folder)
     template, template_notes = _chat_template(config, folder)
     config.pop("chat_template", None)
     return TokenizerFiles(path, config, template, token_ids, (*notes, *template_notes))
+
+
+def prove_tokenizer(folder: Path, origin: Path) -> None:
+    """Load the tokenizer of a normalised folder as every later stage does, and render a chat.
+
+    Raises SnapbakeError, naming `origin`, when transformers cannot load it, when it encodes other
+    than tokenizer.json does, and when the template fails or drops what was said.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    try:
+        # Code from the folder is never run, and nothing is looked up on the network.
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # whatever a class makes of an unfit folder
+        raise SnapbakeError(
+            f"transformers cannot load the tokenizer of {origin} ({_first_line(error)}); copy the "
+            "tokenizer files of the base model"
+        ) from error
+    try:
+        rendered = tokenizer.apply_chat_template(_PROBE, tokenize=False)
+        ids = tokenizer(rendered, add_special_tokens=False).input_ids
+    except Exception as error:  # jinja, raise_exception of the template, unfit settings
+        raise SnapbakeError(
+            f"the chat template of {origin} cannot be rendered and encoded "
+            f"({_first_line(error)}); copy template and tokenizer files of the base model"
+        ) from error
+    dropped = [message["content"] for message in _PROBE if message["content"] not in rendered]
+    if dropped:
+        raise SnapbakeError(
+            f"the chat template of {origin} drops messages: of a question and an answer it renders "
+            f"{rendered[:80]!r}; copy the one of the base model"
+        )
+    expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(
+        rendered, add_special_tokens=False
+    )
+    if ids != expected.ids:
+        raise SnapbakeError(
+            f"{origin / 'tokenizer_config.json'} makes transformers encode otherwise than "
+            f"tokenizer.json says (tokenizer_class {type(tokenizer).__name__}), and a phone reads "
+            "tokenizer.json; copy both files of the base model"
+        )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _token_ids(path: Path) -> dict[str, int]:
@@ -99,7 +151,8 @@ def _normalise_config(config: dict[str, Any], folder: Path) -> tuple[dict[str, A
     extra = config.get("extra_special_tokens")
     if isinstance(extra, list):
         del config["extra_special_tokens"]
-        known = config.get("additional_special_tokens") or []
+        known = config.get("additional_special_tokens")
+        known = known if isinstance(known, list) else []
         config["additional_special_tokens"] = known + [item for item in extra if item not in known]
         notes.append(
             "tokenizer_config.json: the extra_special_tokens list of transformers 5 became "
@@ -108,7 +161,7 @@ def _normalise_config(config: dict[str, Any], folder: Path) -> tuple[dict[str, A
     special = folder / "special_tokens_map.json"
     if special.is_file() and "added_tokens_decoder" not in config:
         # transformers 4 lets this file win in exactly this case.
-        entries = read_json(special)
+        entries = read_object(special)
         changed = {key: entries[key] for key in _SPECIAL_KEYS if key in entries}
         if any(config.get(key) != value for key, value in changed.items()):
             notes.append("tokenizer_config.json: took the tokens of special_tokens_map.json")

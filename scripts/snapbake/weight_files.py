@@ -9,7 +9,7 @@ from pathlib import Path
 
 from snapbake.errors import SnapbakeError
 from snapbake.families import DecoderSpec, expected_tensors
-from snapbake.files import read_json
+from snapbake.folder_json import read_object
 from snapbake.safetensors_file import FLOAT_TYPES, TensorInfo, equal_bytes, read_header
 
 _SINGLE = "model.safetensors"
@@ -118,8 +118,7 @@ def match_weights(
 
 
 def _read_shards(folder: Path, index: Path, present: list[Path]) -> dict[str, TensorInfo]:
-    content = read_json(index)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SnapbakeError(f"{index} has no weight_map; copy the whole export again")
     names = {str(name) for name in weight_map.values()}

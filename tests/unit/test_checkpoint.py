@@ -423,7 +423,10 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
         ["config.json", "BOM"],
     ),
     "config that is a list": (written("config.json", "[]"), ["config.json", "object"]),
-    "unknown family": (config(model_type="gemma3_text"), ["gemma3_text", "qwen2", "llama"]),
+    "unknown family": (
+        config(model_type="gemma3_text"),
+        ["model/config.json has", "gemma3_text", "qwen2", "llama"],
+    ),
     "quantised by config": (
         config(quantization_config={"quant_method": "gptq"}),
         ["gptq", "unquantised"],
@@ -533,6 +536,30 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
         lambda folder: template_in_config(folder, [{"name": "tools", "template": "x"}]),
         ["tools", "'default'"],
     ),
+    "an unknown tokenizer class": (
+        lambda folder: edit(folder / "tokenizer_config.json", tokenizer_class="MyTokenizer"),
+        ["transformers cannot load", "MyTokenizer"],
+    ),
+    "a tokenizer class that encodes otherwise": (
+        lambda folder: edit(
+            folder / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer", add_prefix_space=True
+        ),
+        ["tokenizer_config.json", "otherwise", "GPT2Tokenizer"],
+    ),
+    "a template with a syntax error": (
+        written("chat_template.jinja", "{% for m in messages %}"),
+        ["chat template", "cannot be rendered"],
+    ),
+    "a template that raises": (
+        written("chat_template.jinja", "{{ raise_exception('no roles') }}"),
+        ["chat template", "no roles"],
+    ),
+    "a template that drops the answer": (
+        written("chat_template.jinja", "{{ messages[0]['content'] }}"),
+        ["chat template", "drops messages"],
+    ),
+    "Infinity in a number": (config(max_window_layers=float("inf")), ["config.json", "Infinity"]),
+    "architectures that is no list": (config(architectures={}), ["architectures", "{}"]),
     "nested rope parameters": (
         config(rope_parameters={"full_attention": {"rope_theta": 1e6}}),
         ["rope_parameters", "full_attention"],

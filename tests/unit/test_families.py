@@ -167,6 +167,7 @@ def test_sliding_window_keys_that_are_not_in_use_are_fine() -> None:
             ["rope_theta"],
         ),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "long": 1}}, ["long"]),
+        ({"rope_scaling": {"factor": 2.0}}, ["factor", "without rope_type"]),
         ({"rope_parameters": {"rope_theta": 5.0, "rope_type": "default"}}, ["disagree"]),
         (
             {

@@ -73,6 +73,10 @@ def workflow_file(path):
     return os.path.relpath(ROOT / path)
 
 
+# The local imports of every file that was parsed for `program`.
+IMPORTS = {}
+
+
 def program(name, environment):
     """Return scripts/<name>.py, the local modules that it imports, and its environment file.
 
@@ -80,7 +84,7 @@ def program(name, environment):
     touched. The program itself comes first.
     """
     try:
-        sources = program_sources(Path(workflow_file(f"scripts/{name}.py")))
+        sources = program_sources(Path(workflow_file(f"scripts/{name}.py")), IMPORTS)
     except SnapbakeError as error:
         stop(error)
     return [*map(str, sources), workflow_file(f"envs/{environment}.yaml")]

@@ -137,6 +137,7 @@ rule evaluate_recipe:
             --context {wildcards.ctx} \
             --subset-records {params.records} \
             --generate {params.generated} \
+            --threads {threads} \
             --output {output.evaluation:q} \
             --subset {output.subset:q}
         """

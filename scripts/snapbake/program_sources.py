@@ -10,26 +10,30 @@ from snapbake.errors import SnapbakeError
 _DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
-def program_sources(program: Path) -> list[Path]:
+def program_sources(program: Path, known: dict[Path, list[Path]] | None = None) -> list[Path]:
     """Return `program` and every local module that it imports, directly or through another.
 
     Local is what lies in the program's own folder, which Python puts first on `sys.path`. Imports
     are taken from the syntax tree wherever they stand, also inside functions, and so is a string
     that is exactly the dotted name of a local module: that is how a module runs as a child
     process (`python -m snapbake.x`). The program comes first, the modules follow in the order of
-    their paths, and each path begins like `program`.
+    their paths, and each path begins like `program`. `known` gets the local imports of each file
+    that was parsed; programs in one folder that are looked at with one `known` are parsed once.
 
     Raises SnapbakeError when a file is missing, cannot be parsed, or imports from a local package
     something that is not there.
     """
     folder = program.parent
+    known = {} if known is None else known
     found: set[Path] = set()
     waiting = [program]
     while waiting:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            waiting.extend(_local_imports(path, folder))
+            if path not in known:
+                known[path] = list(_local_imports(path, folder))
+            waiting.extend(known[path])
     return [program, *sorted(found - {program})]
 
 

@@ -82,6 +82,15 @@ def test_a_text_that_only_mentions_a_module_does_not_count(scripts):
     assert names(program) == ["run.py"]
 
 
+def test_files_that_are_known_are_not_parsed_again(scripts):
+    known = {}
+    program = scripts("run.py", "import tools.middle")
+    first = program_sources(program, known)
+    assert set(known) == set(first)
+    scripts("tools/middle.py", "this is not Python")
+    assert program_sources(program, known) == first
+
+
 def test_paths_begin_like_the_program(scripts, tmp_path, monkeypatch):
     scripts("run.py", "import tools.low")
     monkeypatch.chdir(tmp_path)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from snapbake.checkpoint import OUTPUT_FILES
+
 ROOT = Path(__file__).resolve().parents[2]
 OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
@@ -40,3 +42,9 @@ def test_a_rule_is_named_after_its_program(name):
     rule = re.search(rf"\nrule {name}:\n(.*?)(?=\nrule |\Z)", text, re.S)[1]
     assert f'"logs/{name}' in rule
     assert f'"benchmarks/{name}' in rule or "localrule: True" in rule
+
+
+def test_the_files_of_a_checkpoint_are_those_that_its_program_writes():
+    text = (ROOT / "rules" / "common.smk").read_text()
+    listed = re.search(r"CHECKPOINT = \[.*?for name in \[(.*?)\]", text, re.S)[1]
+    assert re.findall(r'"([^"]+)"', listed) == list(OUTPUT_FILES)

@@ -6,6 +6,7 @@ value.
 """
 
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -30,13 +31,15 @@ from snapbake.optimum_graph import expected_borders, require_borders
 MODEL_NAME = "model.onnx"
 DATA_NAME = "model.onnx_data"
 TASK = "text-generation-with-past"
+_WORK_PREFIX = ".export."
 OPSETS = range(17, 21)  # older ones lack operators; torch's exporter ends at 20
 
 
 def export_checkpoint(checkpoint: Path, opset: int, output_dir: Path) -> None:
     """Export a normalised checkpoint folder to `model.onnx` and `model.onnx_data`, fp32.
 
-    All weights lie in the data file, whatever the model's size. Nothing else is written to
+    All weights lie in the data file, whatever the model's size; a tied head is stored apart from
+    the embedding, as the transpose that its MatMul reads. Nothing else is written to
     `output_dir`, and nothing at all when the export fails or does not hold the checkpoint.
     """
     if opset not in OPSETS:
@@ -47,10 +50,13 @@ def export_checkpoint(checkpoint: Path, opset: int, output_dir: Path) -> None:
     require_file(weights)
     spec = read_spec(read_json(checkpoint / "config.json"))
     parameters = sum(int(np.prod(shape)) for shape in expected_tensors(spec).values())
+    stored = parameters + spec.tied_embeddings * spec.vocab_size * spec.hidden_size
     # fp32, twice for a moment: torch writes one file a tensor before Optimum joins them.
-    require_disk_space(output_dir, parameters * 4 * 2)
+    require_disk_space(output_dir, stored * 4 * 2)
     output_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export.", dir=output_dir) as name:
+    for stale in output_dir.glob(f"{_WORK_PREFIX}*"):
+        shutil.rmtree(stale)  # a run that was killed leaves gigabytes
+    with tempfile.TemporaryDirectory(prefix=_WORK_PREFIX, dir=output_dir) as name:
         folder = Path(name)
         _say(f"exporting {checkpoint} ({parameters:,} parameters) to ONNX opset {opset}")
         _run_optimum(checkpoint, opset, folder)
@@ -204,13 +210,24 @@ def _run_optimum(checkpoint: Path, opset: int, folder: Path) -> None:
                 library_name="transformers",
                 local_files_only=True,
                 do_validation=False,  # snapbake.onnx_check proves much more
+                # Post-processing would store a tied head once, but it fails above 2 GB, the limit
+                # of a protobuf message, and loads all weights twice below.
+                no_post_process=True,
             )
         except Exception as error:
-            first = (str(error).strip() or "no message").splitlines()[0]
+            cause = _cause(error)
+            first = (str(cause).strip() or "no message").splitlines()[0]
             raise SnapbakeError(
                 f"Optimum could not export {checkpoint} with opset {opset}: "
-                f"{type(error).__name__}: {first}; check the checkpoint's config.json and the opset"
+                f"{type(cause).__name__}: {first}; check the checkpoint's config.json and the opset"
             ) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the first error of a chain; Optimum wraps it in a general one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 @contextmanager

@@ -61,12 +61,18 @@ def test_two_exports_are_the_same_bytes(
         assert (tmp_path / name).read_bytes() == (tiny_onnx["llama"] / name).read_bytes()
 
 
-def test_other_files_of_the_folder_are_left_alone(
+def test_other_files_are_left_alone_and_leftovers_removed(
     tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "c64.static.decode.onnx").write_text("kept")
+    (tmp_path / ".export.killed").mkdir()
     export_checkpoint(tiny_models["llama"], 18, tmp_path)
     assert (tmp_path / "c64.static.decode.onnx").read_text() == "kept"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "c64.static.decode.onnx",
+        "model.onnx",
+        "model.onnx_data",
+    }
 
 
 def test_a_tensor_that_is_missing_stops_the_export(checkpoint_copy: Path, tmp_path: Path) -> None:

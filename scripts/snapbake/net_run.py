@@ -7,11 +7,12 @@ can be wrong with a list or its files is refused before the emulator starts.
 """
 
 import difflib
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, ParamSpec, Self, TypeVar
@@ -20,7 +21,7 @@ from snapbake import emulator, raw_files
 from snapbake.child_process import Child, ChildDiedError
 from snapbake.emulator import Inference
 from snapbake.errors import SnapbakeError
-from snapbake.files import require_file
+from snapbake.files import require_disk_space, require_file
 from snapbake.qnn_system import BinaryInfo, GraphInfo, read_context_binary
 from snapbake.qnn_types import QnnError
 
@@ -120,14 +121,19 @@ class Emulator:
             )
         chosen = _chosen_outputs(info, outputs, where, native=native_outputs)
         _check_inputs(info, inputs, where, native=native_inputs)
-        inference = Inference(graph, dict(inputs), chosen, folder, native_inputs, native_outputs)
-        return self._infer(inference)
+        return self._infer(Inference(graph, inputs, chosen, folder, native_inputs, native_outputs))
 
     def _infer(self, inference: Inference) -> float:
         self.load()
         inference.folder.mkdir(parents=True, exist_ok=True)
+        # The child keeps the working folder that it was started in.
+        absolute = replace(
+            inference,
+            inputs={name: path.absolute() for name, path in inference.inputs.items()},
+            folder=inference.folder.absolute(),
+        )
         what = f"running graph {inference.graph} of {self.binary}"
-        return self._call(what, _EXECUTING_WAY_OUT, emulator.infer, self._path(), inference)
+        return self._call(what, _EXECUTING_WAY_OUT, emulator.infer, self._path(), absolute)
 
     def _path(self) -> Path:
         return self.binary.absolute()
@@ -223,55 +229,69 @@ def run_binary(
     when all inferences have ended well, and left alone otherwise. `report` gets a line of progress
     at each step. Raises SnapbakeError: before the emulator starts for whatever can be known then.
     """
-    with Emulator(binary) as loaded, _staging_folder(output_dir) as staging:
-        graphs = _chosen_graphs(loaded.info, lists, binary)
-        several = len(loaded.info.graphs) > 1
+    with Emulator(binary) as loaded:
         todo: list[tuple[Inference, str]] = []
-        for graph, input_list in graphs:
+        needed = 0
+        for graph, input_list in _chosen_graphs(loaded.info, lists, binary):
             chosen = _chosen_outputs(
                 graph, input_list.outputs, str(input_list.path), native=native_outputs
+            )
+            parent = Path(raw_files.clean_name(graph.name) if len(loaded.info.graphs) > 1 else "")
+            total = len(input_list.lines)
+            needed += total * sum(
+                raw_files.file_size(tensor, native=native_outputs)
+                for tensor in graph.outputs
+                if tensor.name in chosen
             )
             for index, line in enumerate(input_list.lines):
                 where = f"line {line.number} of {input_list.path}"
                 inputs = _bind(line, graph, where)
                 _check_inputs(graph, inputs, where, native=native_inputs)
-                folder = staging / (graph.name if several else "") / f"Result_{index}"
+                folder = parent / f"Result_{index}"
                 todo.append(
                     (
                         Inference(
                             graph.name, inputs, chosen, folder, native_inputs, native_outputs
                         ),
-                        f"{graph.name}: inference {index + 1} of {len(input_list.lines)}",
+                        f"{graph.name}: inference {index + 1} of {total}",
                     )
                 )
-        report(f"{binary.name}: loaded in {loaded.load():.1f} s")
+        require_disk_space(output_dir, needed)
         results = []
-        for inference, label in todo:
-            seconds = loaded._infer(inference)
-            report(f"{label} took {seconds:.1f} s")
-            folder = output_dir / inference.folder.relative_to(staging)
-            results.append(Result(inference.graph, folder, seconds))
-        for folder in {inference.folder.parent for inference, _ in todo}:
-            _replace_results(folder, output_dir / folder.relative_to(staging))
+        with _staging_folder(output_dir) as staging:
+            report(f"{binary.name}: loaded in {loaded.load():.1f} s")
+            for inference, label in todo:
+                seconds = loaded._infer(replace(inference, folder=staging / inference.folder))
+                report(f"{label} took {seconds:.1f} s")
+                results.append(Result(inference.graph, output_dir / inference.folder, seconds))
+            for parent in {inference.folder.parent for inference, _ in todo}:
+                _replace_results(staging / parent, output_dir / parent)
     return results
 
 
 @contextmanager
 def _staging_folder(output_dir: Path) -> Iterator[Path]:
-    """Yield a folder on the disk of `output_dir`, gone at the end with what is left in it."""
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
+    """Yield a folder in `output_dir`, gone at the end with what is left in it.
+
+    When the block raises, an `output_dir` that was made for it is gone as well.
+    """
+    made = not output_dir.exists()
+    output_dir.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".net_run.", dir=output_dir))
     try:
         yield staging
-    finally:
-        shutil.rmtree(staging)
+    except BaseException:
+        shutil.rmtree(output_dir if made else staging)
+        raise
+    shutil.rmtree(staging)
 
 
 def _replace_results(source: Path, target: Path) -> None:
     """Move the result folders of `source` into `target`, in place of all that are there."""
-    target.mkdir(parents=True, exist_ok=True)
-    for old in target.glob("Result_*"):
-        shutil.rmtree(old)
+    target.mkdir(exist_ok=True)
+    for old in target.iterdir():
+        if re.fullmatch(r"Result_\d+", old.name):
+            shutil.rmtree(old)
     for new in source.iterdir():
         new.rename(target / new.name)
 

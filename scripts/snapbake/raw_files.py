@@ -59,14 +59,25 @@ def file_type(tensor: TensorInfo, *, native: bool) -> np.dtype:
     return _FLOAT32
 
 
-def file_name(tensor: TensorInfo) -> str:
-    """Return the name of a tensor's file in a result folder, cleaned as QNN's tools do.
+def file_size(tensor: TensorInfo, *, native: bool) -> int:
+    """Return the bytes of a tensor's file."""
+    elements = int(np.prod(tensor.shape, dtype=np.int64))
+    return elements * file_type(tensor, native=native).itemsize
+
+
+def clean_name(name: str) -> str:
+    """Return a tensor's or graph's name as QNN's tools write it in file names.
 
     Every run of characters other than letters, digits and `_` becomes one `_`, and a name that
     does not begin with a letter or `_` gets one in front.
     """
-    name = re.sub(r"\W+", "_", tensor.name)
-    return f"{name}.raw" if re.match(r"[^\W\d]", name) else f"_{name}.raw"
+    cleaned = re.sub(r"\W+", "_", name)
+    return cleaned if re.match(r"[^\W\d]", cleaned) else f"_{cleaned}"
+
+
+def file_name(tensor: TensorInfo) -> str:
+    """Return the name of a tensor's file in a result folder."""
+    return f"{clean_name(tensor.name)}.raw"
 
 
 def read_tensor(path: Path, tensor: TensorInfo, *, native: bool) -> np.ndarray:
@@ -84,7 +95,8 @@ def write_tensor(path: Path, values: np.ndarray, tensor: TensorInfo, *, native: 
     if written != values.dtype:
         is_float = values.dtype.kind == "f"
         values = values.astype(written) if is_float else dequantize(values, tensor)
-    values.tofile(path)
+    # Not tofile, whose error on a full disk does not say so.
+    path.write_bytes(values.tobytes())
 
 
 def check_file(path: Path, tensor: TensorInfo, *, native: bool) -> None:
@@ -94,8 +106,8 @@ def check_file(path: Path, tensor: TensorInfo, *, native: bool) -> None:
     cannot hold, and elements that can only be meant as another type.
     """
     require_file(path)
+    _check_size(path, tensor, native=native)
     expected = file_type(tensor, native=native)
-    _check_size(path, tensor, expected, native=native)
     if expected.kind == "f":
         if _is_quantized(tensor):
             _encoding(tensor)
@@ -110,25 +122,26 @@ def check_writable(tensor: TensorInfo, *, native: bool) -> None:
         _encoding(tensor)
 
 
-def _check_size(path: Path, tensor: TensorInfo, expected: np.dtype, *, native: bool) -> None:
+def _check_size(path: Path, tensor: TensorInfo, *, native: bool) -> None:
     found = path.stat().st_size
-    elements = int(np.prod(tensor.shape, dtype=np.int64))
-    if found == elements * expected.itemsize:
+    expected = file_size(tensor, native=native)
+    if found == expected:
         return
+    element = file_type(tensor, native=native)
     hint = "write the file again"
-    if found == elements * file_type(tensor, native=not native).itemsize:
+    if found == file_size(tensor, native=not native):
         hint = (
             "the size is that of a float32 file: leave out --use_native_input_files"
             if native
             else "the size is that of a native file: add --use_native_input_files"
         )
-    elif expected.kind in "iu" and found == elements * 8:
-        hint = f"the size is that of int64: write {expected.name}"
-    elif found and found % (elements * expected.itemsize) == 0:
+    elif element.kind in "iu" and found * element.itemsize == expected * 8:
+        hint = f"the size is that of int64: write {element.name}"
+    elif found and found % expected == 0:
         hint = "the size is that of several inferences: write one file for each"
     raise SnapbakeError(
-        f"{path} has {found} bytes and tensor {describe(tensor)} takes "
-        f"{elements * expected.itemsize} bytes of {expected.name}; {hint}"
+        f"{path} has {found} bytes and tensor {describe(tensor)} takes {expected} bytes of "
+        f"{element.name}; {hint}"
     )
 
 

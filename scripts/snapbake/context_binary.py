@@ -1,8 +1,6 @@
 """Context binaries: compiled by onnxruntime-qnn in a child process, named, and read back."""
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,14 +12,12 @@ from onnx import TensorProto, helper
 from snapbake import graph_names, qnn_library, qnn_session, qnn_system, qnn_types
 from snapbake.child_process import ChildDiedError, call_in_child
 from snapbake.errors import SnapbakeError
-from snapbake.files import atomic_path, require_disk_space
+from snapbake.files import atomic_path
 from snapbake.htp_binary import OPTIMIZATION_LEVEL, HtpBinary, read_htp_binary, require_target
 from snapbake.htp_target import HtpTarget
 from snapbake.onnx_files import load_graph, require_external_data, shape_of
 
 _MIB: Final = 1 << 20
-# Tables, names and code beside the weights, in a binary of the smallest graphs.
-_SMALLEST_BINARY: Final = 1 << 20
 # Bits of an element in the binary where they are not those of the ONNX file: HTP computes floating
 # point in 16 bits, and 4-bit elements are packed.
 _BITS: Final[Mapping[int, int]] = {
@@ -44,7 +40,7 @@ def compile_graph(model: Path, graph_name: str, target: HtpTarget, output: Path)
     graph = load_graph(model)
     require_external_data(graph, model)
     require_fitting_weights(model, graph, target)
-    with work_folder(output, weight_bytes(graph)) as folder:
+    with qnn_session.work_folder(output, weight_bytes(graph)) as folder:
         binary, (given_name,) = compile_in_child([model], target, folder)
         name = graph_names.padded_name(graph_name, len(given_name))
         graph_names.rename_in_file(binary, {given_name: name})
@@ -76,15 +72,6 @@ def require_fitting_weights(model: Path, graph: onnx.ModelProto, target: HtpTarg
             f"{model} has {size} MiB of weights and a graph for {target} may have "
             f"{target.graph_limit_mb} MiB; use fewer bits a weight, a smaller model or another chip"
         )
-
-
-@contextmanager
-def work_folder(output: Path, size: int) -> Iterator[Path]:
-    """Make a folder beside `output` for a file of about `size` bytes; it goes whatever happens."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    require_disk_space(output.parent, size + size // 4 + _SMALLEST_BINARY)
-    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-        yield Path(folder).absolute()
 
 
 def compile_in_child(
@@ -202,4 +189,7 @@ def _difference(expected: Mapping[str, _Border], found: Mapping[str, _Border]) -
         f"{each[0]} {list(each[1])}" if each else "missing"
         for each in (expected.get(name), found.get(name))
     ]
-    return f"{name} is {told[0]} there and {told[1]} in the binary; freeze the graph's shapes"
+    return (
+        f"{name} is {told[0]} there and {told[1]} in the binary; freeze every shape and remove "
+        "inputs that nothing uses"
+    )

@@ -7,7 +7,6 @@ from typing import Final
 
 from snapbake import graph_names, qnn_library, qnn_session
 from snapbake.child_process import ChildDiedError, call_in_child
-from snapbake.context_binary import work_folder
 from snapbake.errors import SnapbakeError
 from snapbake.files import atomic_path
 from snapbake.onnx_files import external_tensors, load_graph, require_external_data
@@ -28,7 +27,7 @@ def write_dlc(model: Path, graph_name: str, output: Path) -> None:
     require_external_data(graph, model)
     # Floating-point weights keep their 32 bits.
     size = sum(place.length for _, place in external_tensors(graph))
-    with work_folder(output, size) as folder:
+    with qnn_session.work_folder(output, size) as folder:
         try:
             call_in_child(_write, model, folder)
         except ChildDiedError as death:

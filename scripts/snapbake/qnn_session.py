@@ -8,19 +8,23 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from snapbake import qnn_library
 from snapbake.errors import SnapbakeError
+from snapbake.files import require_disk_space
 
 if TYPE_CHECKING:
     from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
 
 PACKAGES: Final = ("onnxruntime", "onnxruntime-qnn")
 
+# Tables, names and code beside the weights, for the smallest graphs.
+_SMALLEST_OUTPUT: Final = 1 << 20
 _PROVIDER: Final = "QNNExecutionProvider"
 _ERROR_SEVERITY: Final = 3
 _OUTSIDE: Final = re.compile(r"\{ name: (.*?), type: (\w+) \}")
@@ -42,6 +46,15 @@ _HINTS: Final = {
 def installed_versions() -> dict[str, str]:
     """Return the versions of the packages that compile."""
     return {name: metadata.version(name) for name in PACKAGES}
+
+
+@contextlib.contextmanager
+def work_folder(output: Path, size: int) -> Iterator[Path]:
+    """Make a folder beside `output` for a file of about `size` bytes; it goes whatever happens."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    require_disk_space(output.parent, size + size // 4 + _SMALLEST_OUTPUT)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+        yield Path(folder).absolute()
 
 
 @functools.cache

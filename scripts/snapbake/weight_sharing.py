@@ -65,7 +65,7 @@ def share_weights(
         )
     ]
     size = max(context_binary.weight_bytes(part.model) for part in parts)
-    with context_binary.work_folder(output, size) as folder:
+    with qnn_session.work_folder(output, size) as folder:
         binary, given_names = context_binary.compile_in_child((prefill, decode), target, folder)
         names = [
             graph_names.padded_name(_proven_name(part), len(given_name))

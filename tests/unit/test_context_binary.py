@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnxruntime import InferenceSession
 
@@ -107,6 +108,19 @@ def test_a_wrong_target_is_found(tmp_path: Path, target: HtpTarget, message: str
     with pytest.raises(SnapbakeError, match=message):
         compile_graph(graphs["decode"], "decode", target, tmp_path / "out" / "x.bin")
     assert not any((tmp_path / "out").glob("**/*"))
+
+
+def test_an_input_that_does_not_reach_the_binary_is_found(tmp_path: Path) -> None:
+    path = make_float_graphs(tmp_path / "graphs")["decode"]
+    model = onnx.load(path, load_external_data=False)
+    model.graph.input.add().CopyFrom(model.graph.input[0])
+    model.graph.input[1].name = "unused"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(
+        SnapbakeError, match=r"unused is float32 \[1, 1, 1, 256\] there and missing in the binary"
+    ):
+        compile_graph(path, "decode", SM8650, tmp_path / "out" / "x.bin")
+    assert not any((tmp_path / "out").iterdir())
 
 
 def die(*arguments: object) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from workflow_copy import Workflow, copy_workflow
+
 MODEL = "results/smollm2-135m"
 CHIP = {"compile_graph", "share_weights", "run_emulator", "verify_target", "accept_target"}
 REPORT = {"draw_report", "write_report"}
@@ -16,10 +18,8 @@ AFTER_CHECK = {"convert_fp16", "quantize_graphs", "evaluate_recipe"} | CHIP | RE
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(tmp_path_factory) -> Workflow:
     """A finished build; each test leaves it as it was."""
-    from conftest import copy_workflow
-
     workflow = copy_workflow(tmp_path_factory.mktemp("built") / "snapbake")
     result = workflow.run("all")
     assert result.code == 0, result.text

@@ -1,0 +1,148 @@
+"""A copy of the workflow whose programs only write the files that their rules expect.
+
+The rules, the configuration and the imports of the programs are the real ones. So a test sees in
+seconds what would run and what runs again, without computing anything.
+"""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+STAND_IN = '''\
+"""A stand-in for the program of this name."""
+
+import sys
+from pathlib import Path
+
+
+def imports_of_the_program():
+    pass
+{imports}
+
+
+FILES = {{
+    "prepare_checkpoint": "config.json generation_config.json model.safetensors tokenizer.json "
+    "tokenizer_config.json chat_template.jinja",
+    "export_onnx": "model.onnx model.onnx_data",
+    "select_records": "calibration.json heldout.json manifest.json",
+    "convert_fp16": "prefill.onnx decode.onnx weights.data encodings.json",
+    "quantize_graphs": "prefill.onnx decode.onnx weights.data encodings.json",
+    "draw_report": "verdict.html accuracy.svg answers.html size.svg cost.svg",
+}}
+OUTPUTS = {{
+    "prepare_checkpoint": ["--summary"],
+    "write_htp_weights": ["--data", "--index"],
+    "evaluate_recipe": ["--output", "--subset"],
+    "share_weights": ["--output", "--manifest"],
+}}
+
+name = Path(__file__).stem
+words = sys.argv[1:]
+if Path("refuse").exists() and name == Path("refuse").read_text():
+    sys.exit(f"error: {{name}} was told to fail")
+for option, value in zip(words, words[1:]):
+    if option == "--output-dir":
+        paths = [Path(value) / file for file in FILES[name].split()]
+    else:
+        paths = [Path(value)] if option in OUTPUTS.get(name, ["--output"]) else []
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"<p>{{name}} wrote {{path}}</p>")
+'''
+
+
+@dataclass
+class Result:
+    """How a run of Snakemake ended, and which jobs it planned or ran, by rule."""
+
+    code: int
+    text: str
+    jobs: dict[str, int]
+
+
+@dataclass
+class Workflow:
+    """A copy of the workflow in `folder`, and the folder in which it is run."""
+
+    folder: Path
+    where: Path
+
+    def run(self, *arguments: str) -> Result:
+        command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+        if self.where != self.folder:
+            command += ["--snakefile", str(self.folder / "Snakefile")]
+        environment = {**os.environ, "NO_COLOR": "1"}
+        done = subprocess.run(
+            command,
+            cwd=self.where,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, count_jobs(done.stdout))
+
+    def plan(self, *arguments: str) -> dict[str, int]:
+        """Return the jobs by rule that a dry run plans; `all` itself is left out."""
+        result = self.run("--dry-run", *arguments)
+        assert result.code == 0, result.text
+        return result.jobs
+
+    def refusal(self, *arguments: str) -> str:
+        """Return the one line in which a run is refused."""
+        result = self.run("--dry-run", *arguments)
+        assert result.code == 1, result.text
+        assert "Traceback" not in result.text
+        errors = [line for line in result.text.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, result.text
+        assert result.text.rstrip().endswith(errors[0]), "nothing comes after the error"
+        return errors[0]
+
+    def configure(self, **changes) -> None:
+        """Change keys of config/config.yaml."""
+        path = self.folder / "config" / "config.yaml"
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))
+
+    def append(self, name: str, line: str = "# a comment\n") -> None:
+        """Add a line to a file of the workflow."""
+        path = self.folder / name
+        path.write_text(path.read_text() + line)
+
+
+def count_jobs(text: str) -> dict[str, int]:
+    """Read Snakemake's table of jobs; `all` and the total are left out."""
+    table = re.search(r"^Job stats:\njob +count\n-+ +-+\n(.*?)^total ", text, re.M | re.S)
+    rows = [line.split() for line in table[1].splitlines()] if table else []
+    return {name: int(count) for name, count in rows if name != "all"}
+
+
+def import_statements(program: Path) -> str:
+    """Return the import statements of a program's top level, indented as in a function."""
+    tree = ast.parse(program.read_text())
+    kinds = (ast.Import, ast.ImportFrom)
+    return "\n".join("    " + ast.unparse(node) for node in tree.body if isinstance(node, kinds))
+
+
+def copy_workflow(folder: Path) -> Workflow:
+    """Copy the workflow with stand-ins for its programs."""
+    for name in ("config", "envs", "profiles", "report", "rules", "scripts"):
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
+        )
+    shutil.copy(ROOT / "Snakefile", folder)
+    rules = "".join(path.read_text() for path in (folder / "rules").glob("*.smk"))
+    for name in re.findall(r'program\("(\w+)"', rules):
+        program = folder / "scripts" / f"{name}.py"
+        program.write_text(STAND_IN.format(imports=import_statements(program)))
+    return Workflow(folder, folder)

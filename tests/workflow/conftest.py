@@ -1,7 +1,6 @@
 """Copies of the workflow for the tests of this folder."""
 
 import pytest
-
 from workflow_copy import Workflow, copy_workflow
 
 

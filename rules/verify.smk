@@ -10,6 +10,7 @@ rule verify_target:
     input:
         program=program("verify_target", "graph"),
         run="results/{model}/c{ctx}/{recipe}/{soc}/emulator/run.json",
+        outputs="results/{model}/c{ctx}/{recipe}/{soc}/emulator/outputs.npz",
         evaluation="results/{model}/c{ctx}/{recipe}/evaluation.json",
         subset="results/{model}/c{ctx}/{recipe}/subset.npz",
     output:
@@ -36,6 +37,7 @@ rule verify_target:
 
         python {input.program[0]:q} \
             --run {input.run:q} \
+            --outputs {input.outputs:q} \
             --evaluation {input.evaluation:q} \
             --subset {input.subset:q} \
             --limits {params.limits:q} \

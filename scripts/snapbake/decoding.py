@@ -5,7 +5,7 @@ the mask hides what is not valid yet. This is Genie's way ("smart mask"), so wha
 there.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -160,7 +160,7 @@ class Decoder:
             yield self.step(graph, ids[position : position + size])
             position += size
 
-    def generate(self, prompt: list[int], count: int, stop: set[int]) -> list[int]:
+    def generate(self, prompt: list[int], count: int, stop: Collection[int]) -> list[int]:
         """Return up to `count` greedily chosen tokens after `prompt`; a stop token ends them."""
         *_, logits = self.prefill(prompt)
         chosen: list[int] = []

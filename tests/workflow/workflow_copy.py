@@ -36,6 +36,8 @@ FILES = {{
     "select_records": "calibration.json heldout.json manifest.json",
     "convert_fp16": "prefill.onnx decode.onnx weights.data encodings.json",
     "quantize_graphs": "prefill.onnx decode.onnx weights.data encodings.json",
+    "run_emulator": "run.json outputs.npz prefill/input_list.txt decode/input_list.txt "
+    "prefill/Result_0/logits.raw decode/Result_0/logits.raw",
     "draw_report": "verdict.html accuracy.svg answers.html size.svg cost.svg",
 }}
 OUTPUTS = {{

@@ -1,0 +1,141 @@
+"""The recipe's binaries on the HTP emulator, used as an application uses them.
+
+Every step is one inference of qnn-net-run's kind: files in, files out, bound by name. The KV cache
+that a step returns goes into the next one, from prefill chunks into decode steps.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapbake.decoding import Decoder, Feeds, read_pair
+from snapbake.errors import SnapbakeError
+from snapbake.families import read_spec
+from snapbake.files import atomic_path, read_json, sha256_file, write_json
+from snapbake.net_run import Emulator
+from snapbake.raw_files import file_name, read_tensor, write_tensor
+from snapbake.reading import decoded_cache, read_text, stacked_cache
+from snapbake.subset import load_subset
+
+
+class EmulatorRunner:
+    """Runs graphs by name on the emulator; use `run` as a `decoding.Run`.
+
+    Files go to `folder`. The first step of each graph stays there in qnn-net-run's layout, so that
+    the same inference can be repeated elsewhere: {graph}/input_list.txt (paths relative to its own
+    folder), {graph}/inputs/*.raw and {graph}/Result_0/*.raw. Later steps are only passed on.
+    """
+
+    def __init__(self, binaries: Mapping[str, Path], folder: Path) -> None:
+        self._binaries, self._folder = binaries, folder
+        self._emulators: dict[str, Emulator] = {}
+        self.steps: list[dict[str, Any]] = []
+        self.load_seconds: dict[str, float] = {}
+        self.label: dict[str, Any] = {}  # what the steps to come belong to
+
+    def run(self, graph: str, feeds: Feeds) -> dict[str, NDArray]:
+        """Run one step and return the outputs in stored form."""
+        first = graph not in self._emulators
+        emulator = self._emulators[graph] if first is False else self._open(graph)
+        (info,) = emulator.info.graphs
+        root = self._folder / (graph if first else "later")
+        inputs: dict[str, Path] = {}
+        (root / "inputs").mkdir(parents=True, exist_ok=True)
+        for tensor in info.inputs:
+            inputs[tensor.name] = root / "inputs" / file_name(tensor)
+            write_tensor(inputs[tensor.name], feeds[tensor.name], tensor, native=True)
+        if first:
+            entries = [f"{name}:={path.relative_to(root)}" for name, path in inputs.items()]
+            (root / "input_list.txt").write_text(" ".join(entries) + "\n", encoding="utf-8")
+        results = root / "Result_0"
+        seconds = emulator.infer(
+            info.name, inputs, results, native_inputs=True, native_outputs=True
+        )
+        self.steps.append({**self.label, "graph": graph, "seconds": round(seconds, 2)})
+        print(f"step {len(self.steps)}: {graph} took {seconds:.1f} s", file=sys.stderr, flush=True)
+        return {
+            tensor.name: read_tensor(results / file_name(tensor), tensor, native=True)
+            for tensor in info.outputs
+        }
+
+    def _open(self, graph: str) -> Emulator:
+        emulator = self._emulators[graph] = Emulator(self._binaries[graph])
+        if len(emulator.info.graphs) != 1:
+            raise SnapbakeError(
+                f"{self._binaries[graph]} holds {len(emulator.info.graphs)} graphs and the "
+                "emulator takes one; give the binary of a single graph"
+            )
+        self.load_seconds[graph] = emulator.load()
+        return emulator
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for emulator in self._emulators.values():
+            emulator.close()
+
+
+def run_emulator(
+    binaries: Mapping[str, Path],
+    checkpoint: Path,
+    encodings: Path,
+    subset_path: Path,
+    tokens: int,
+    context: int,
+    output: Path,
+) -> None:
+    """Compute the subset with the binaries "prefill" and "decode" into the folder `output`.
+
+    Writes run.json (the steps and their seconds), outputs.npz (logits and caches as real numbers)
+    and the first step of each graph in qnn-net-run's layout; all of it or nothing.
+    """
+    spec = read_spec(read_json(checkpoint / "config.json"))
+    pair = read_pair(spec, tokens, context, encodings)
+    subset = load_subset(subset_path)
+    arrays: dict[str, NDArray] = {}
+    output.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=".run.", dir=output))
+    try:
+        with EmulatorRunner(binaries, staging) as runner:
+            for number, reading in enumerate(subset.readings):
+                runner.label = {"part": "reading", "record": reading.record}
+                logits, decoder = read_text(pair, runner.run, reading.ids)
+                arrays[f"reading_{number}_logits"] = logits
+                arrays[f"reading_{number}_cache"] = stacked_cache(decoded_cache(pair, decoder))
+            answer = subset.answer
+            runner.label = {"part": "answer", "record": answer.record}
+            chosen = Decoder(pair, runner.run).generate(
+                list(answer.prompt), answer.count, answer.stop
+            )
+            arrays["answer_ids"] = np.array(chosen, np.int64)
+        for graph in binaries:
+            shutil.rmtree(output / graph, ignore_errors=True)
+            (staging / graph).rename(output / graph)
+        with atomic_path(output / "outputs.npz") as temporary, temporary.open("wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    write_json(
+        output / "run.json",
+        {
+            "binaries": {
+                graph: {"sha256": sha256_file(path), "load_seconds": runner.load_seconds[graph]}
+                for graph, path in binaries.items()
+            },
+            "steps": runner.steps,
+            "seconds": round(sum(step["seconds"] for step in runner.steps), 2),
+        },
+    )

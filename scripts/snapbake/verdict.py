@@ -1,0 +1,129 @@
+"""Is a binary as good as its recipe promises? The figures, the limits, what is missed where."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from snapbake.errors import SnapbakeError
+from snapbake.files import atomic_path, read_json, write_json
+from snapbake.metrics import CosineSums, agreeing, score_tokens, summarize
+from snapbake.subset import Reading, load_subset
+
+# Name of a figure -> its words in a message, and whether the limit is a lower one.
+_LIMITS: Mapping[str, tuple[str, bool]] = {
+    "logits_cosine": ("cosine of the logits", True),
+    "kl_divergence": ("KL divergence of the next-token distributions", False),
+    "top1_agreement": ("share of tokens with the same first choice", True),
+    "perplexity_increase": ("increase of perplexity", False),
+}
+
+
+def parse_limits(words: list[str]) -> dict[str, float]:
+    """Return limits given as name=value; raises for an unknown name or no number."""
+    limits: dict[str, float] = {}
+    for word in words:
+        name, _, value = word.partition("=")
+        try:
+            if name not in _LIMITS:
+                raise ValueError
+            limits[name] = float(value)
+        except ValueError as error:
+            raise SnapbakeError(
+                f"{word!r} is not a limit; write name=number with one of {', '.join(_LIMITS)}"
+            ) from error
+    return limits
+
+
+def verify_target(
+    run: Path, outputs: Path, evaluation: Path, subset: Path, limits: dict[str, float], output: Path
+) -> None:
+    """Measure the emulator's outputs against PyTorch and the CPU, judge both, write the verdict."""
+    recorded, on_cpu = read_json(run), read_json(evaluation)
+    parts = load_subset(subset)
+    with np.load(outputs) as arrays:
+        against_float, against_cpu, cosines = [], [], CosineSums()
+        for number, reading in enumerate(parts.readings):
+            logits = arrays[f"reading_{number}_logits"]
+            against_float.append(
+                (reading.record, score_tokens(reading.reference, logits, reading.ids))
+            )
+            against_cpu.append((reading.record, score_tokens(reading.cpu, logits, reading.ids)))
+            _add_cache(cosines, reading, arrays[f"reading_{number}_cache"])
+        answer = tuple(int(token) for token in arrays["answer_ids"])
+    emulator = {**summarize(against_float), "kv_cosine": cosines.result()}
+    cpu = {name: value for name, value in on_cpu.items() if name != "answers"}
+    # The same text on the CPU, so that the emulator's figures can be told from the text's.
+    same_text = [
+        (reading.record, score_tokens(reading.reference, reading.cpu, reading.ids))
+        for reading in parts.readings
+    ]
+    checks = [
+        _check(name, limit, where, figures)
+        for where, figures in (("emulator", emulator), ("cpu", cpu))
+        for name, limit in sorted(limits.items())
+    ]
+    write_json(
+        output,
+        {
+            "accepted": all(check["passed"] for check in checks),
+            "checks": checks,
+            "emulator": emulator,
+            "emulator_against_cpu": summarize(against_cpu),
+            "cpu": cpu,
+            "cpu_on_emulator_text": summarize(same_text),
+            "answer": {
+                "record": parts.answer.record,
+                "tokens": len(answer),
+                "agreeing_with_cpu": agreeing(parts.answer.cpu, answer),
+                "agreeing_with_float": agreeing(parts.answer.reference, answer),
+            },
+            "seconds": recorded["seconds"],
+        },
+    )
+
+
+def _add_cache(cosines: CosineSums, reading: Reading, cache: NDArray[np.float32]) -> None:
+    for layer in range(len(cache)):
+        for index, kind in enumerate(("key", "value")):
+            reference, found = reading.cache[layer, index], cache[layer, index]
+            cosines.add(f"past_{kind}_{layer}", reference, found)
+
+
+def _check(name: str, limit: float, where: str, figures: Mapping[str, Any]) -> dict[str, Any]:
+    found = figures[name]
+    passed = found >= limit if _LIMITS[name][1] else found <= limit
+    return {"figure": name, "where": where, "limit": limit, "found": found, "passed": passed}
+
+
+def accept_target(verdict: Path, output: Path) -> None:
+    """Write `output` when every limit of the verdict is kept; otherwise say what is missed."""
+    content = read_json(verdict)
+    missed = [check for check in content["checks"] if not check["passed"]]
+    if missed:
+        raise SnapbakeError(
+            f"{verdict}: "
+            + "; ".join(_missed(check, content) for check in missed)
+            + ". See the report for the answers; use a finer recipe, more calibration records like "
+            "the held-out ones, or change the recipe's limits in config/recipes.yaml"
+        )
+    kept = [
+        f"{check['figure']} on the {check['where']}: {check['found']:.6g} "
+        f"(limit {check['limit']:g})"
+        for check in content["checks"]
+    ]
+    with atomic_path(output) as temporary:
+        temporary.write_text("\n".join(kept) + "\n", encoding="utf-8")
+
+
+def _missed(check: Mapping[str, Any], verdict: Mapping[str, Any]) -> str:
+    words, lower = _LIMITS[check["figure"]]
+    found, limit = check["found"], check["limit"]
+    worst = verdict[check["where"]]["kl_worst"]
+    return (
+        f"the {words} on the {check['where']} is {found:.6g}, "
+        f"{abs(found - limit):.3g} {'below' if lower else 'above'} the limit of {limit:g} "
+        f"(worst at record {worst['record']}, position {worst['position']})"
+    )

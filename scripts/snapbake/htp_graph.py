@@ -25,7 +25,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from snapbake.errors import SnapbakeError
-from snapbake.families import DecoderSpec
+from snapbake.families import DecoderSpec, layer_tensors
 from snapbake.files import atomic_path, read_json
 
 OPSET = 23
@@ -77,13 +77,19 @@ class _Builder:
         self.spec, self.tokens, self.context = spec, tokens, context
         self.data: str = weights["data"]
         self.places: dict[str, dict] = weights["tensors"]
+        self.tensors = layer_tensors(spec, 0)  # by logical name: which there are in every layer
         self.graph = _Graph()
 
-    def weight(self, name: str, shape: list[int] | None = None) -> str:
-        """Refer to a tensor of the weight file, under another shape of as many elements."""
-        place = self.places[name]
+    def weight(self, name: str, kernel: tuple[int, ...] = ()) -> str:
+        """Refer to a tensor of the weight file; `kernel` are dimensions of 1 to add to its own."""
+        place = self.places.get(name)
+        if place is None:
+            raise SnapbakeError(
+                f"the index of {self.data} has no weight {name}, which the model of config.json "
+                "needs; write the weights and the graph from one checkpoint"
+            )
         tensor = TensorProto(name=name, data_type=TensorProto.FLOAT)
-        tensor.dims.extend(shape or place["shape"])
+        tensor.dims.extend([*place["shape"], *kernel])
         tensor.data_location = TensorProto.EXTERNAL
         for key, value in (
             ("location", self.data),
@@ -102,9 +108,8 @@ class _Builder:
 
     def linear(self, name: str, source: str) -> str:
         """Add a Linear layer as a 1x1 Conv: [1, in, 1, tokens] -> [1, out, 1, tokens]."""
-        shape = [*self.places[f"{name}.weight"]["shape"], 1, 1]
-        inputs = [source, self.weight(f"{name}.weight", shape)]
-        if f"{name}.bias" in self.places:
+        inputs = [source, self.weight(f"{name}.weight", (1, 1))]
+        if f"{name.rpartition('.')[2]}.bias" in self.tensors:
             inputs.append(self.weight(f"{name}.bias"))
         return self.graph.op("Conv", name, inputs, kernel_shape=[1, 1])
 
@@ -211,6 +216,12 @@ class _Builder:
         head = self.linear("lm_head", normed)
         rows = graph.transpose("lm_head.rows", head, _CHANNELS_LAST)
         graph.reshape("logits", rows, [1, tokens, spec.vocab_size])
+        unused = sorted(self.places.keys() - graph.initializers.keys())
+        if unused:
+            raise SnapbakeError(
+                f"the index of {self.data} has a weight {unused[0]}, which the model of "
+                "config.json has not; write the weights and the graph from one checkpoint"
+            )
         proto = helper.make_graph(
             graph.nodes,
             "decoder",
@@ -252,8 +263,13 @@ def write_decoder(spec: DecoderSpec, tokens: int, context: int, index: Path, out
             f"{output} must lie in the folder of {index}, because ONNX refuses external data from "
             "elsewhere; choose an output in that folder"
         )
-    model = onnx.shape_inference.infer_shapes(
-        build_decoder(spec, tokens, context, read_json(index)), strict_mode=True, data_prop=True
-    )
+    model = build_decoder(spec, tokens, context, read_json(index))
+    try:
+        model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError as error:
+        raise SnapbakeError(
+            f"the weights of {index} have other shapes than the model of config.json; write the "
+            "weights and the graph from one checkpoint"
+        ) from error
     with atomic_path(output) as temporary:
         onnx.save(model, temporary)

@@ -112,7 +112,9 @@ def _query_scale(spec: DecoderSpec) -> float:
 
 
 def _single(value: NDArray[np.float64]) -> FloatArray:
-    return np.ascontiguousarray(value, dtype=np.float32)
+    # The writer refuses what is not finite, with the tensor's name.
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(value, dtype=np.float32)
 
 
 def write_weights(tensors: Iterator[tuple[str, FloatArray]], data: Path, index: Path) -> None:

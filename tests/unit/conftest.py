@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from contract_graphs import CHUNK, CONTEXT, graphs_of, make_contract, quantize_tiny
 from snapbake.export import export_checkpoint
+from snapbake.fp16 import convert_fp16
 from snapbake.freeze import freeze_shapes
 from snapbake.simplify import simplify_graph
 
-CHUNK = 16
-CONTEXT = 64
 GRAPHS = {"prefill": CHUNK, "decode": 1}
 
 
@@ -35,3 +35,41 @@ def tiny_onnx(
 def tiny_graphs(request: pytest.FixtureRequest, tiny_onnx: dict[str, Path]) -> Path:
     """The folder of one family's graphs, one test run a family."""
     return tiny_onnx[request.param]
+
+
+@pytest.fixture(scope="session")
+def contract(
+    tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """One folder a family with prefill.onnx, decode.onnx, weights.data and weights.json: the fp32
+    contract graphs, of the same chunk and context. Read them, never write into them.
+    """
+    folders = {}
+    for family, checkpoint in tiny_models.items():
+        folders[family] = tmp_path_factory.mktemp(f"htp-{family}")
+        make_contract(checkpoint, folders[family], CHUNK, CONTEXT)
+    return folders
+
+
+@pytest.fixture(scope="session")
+def fp16(contract: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One folder a family with the contract graphs in fp16 and encodings.json."""
+    folders = {}
+    for family, folder in contract.items():
+        folders[family] = tmp_path_factory.mktemp(f"fp16-{family}")
+        convert_fp16(*graphs_of(folder).values(), folders[family])
+    return folders
+
+
+@pytest.fixture(scope="session")
+def quantized(
+    tiny_models: dict[str, Path],
+    contract: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
+    """One folder a family with the contract graphs in w8a16 and encodings.json."""
+    folders = {}
+    for family, folder in contract.items():
+        folders[family] = tmp_path_factory.mktemp(f"w8a16-{family}")
+        quantize_tiny(tiny_models[family], graphs_of(folder), folders[family])
+    return folders

@@ -38,7 +38,8 @@ def score_tokens(
         rows = slice(start, start + _ROWS)
         left, right = reference[rows].astype(np.float64), found[rows].astype(np.float64)
         norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
-        cosine.append((left * right).sum(axis=1) / norms)
+        # A row of zeros, from a graph that computes nothing, has the cosine 0.
+        cosine.append((left * right).sum(axis=1) / np.where(norms == 0, 1, norms))
         agree.append(left.argmax(axis=1) == right.argmax(axis=1))
         left, right = _log_softmax(left), _log_softmax(right)
         kl.append((np.exp(left) * (left - right)).sum(axis=1))

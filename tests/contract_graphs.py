@@ -69,12 +69,18 @@ def write_records(path: Path, records: Sequence[TokenRecord], context: int = CON
     return path
 
 
+def calibration_ids() -> list[list[int]]:
+    """Return records of many lengths, the first three as long as the context."""
+    lengths = [64, 64, 64, 60, 48, 33, 32, 31, 20, 16, 9, 5, 4, 2]
+    return [token_ids(count, seed) for seed, count in enumerate(lengths)]
+
+
 def quantize_tiny(checkpoint: Path, graphs: dict[str, Path], output: Path) -> Path:
-    """Quantise a tiny model's graphs on twelve records of its context; return `output`."""
+    """Quantise a tiny model's graphs; return `output`."""
     calibrate_and_quantize(
         graphs,
         read_spec(read_json(checkpoint / "config.json")),
-        [token_ids(count, 100 + count) for count in (64, 60, 50, 48, 40, 33, 32, 31, 20, 16, 9, 2)],
+        calibration_ids(),
         CHUNK,
         CONTEXT,
         W8A16,

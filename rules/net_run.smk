@@ -1,7 +1,7 @@
 """The proven binaries on the HTP emulator (the article's step VI).
 
-Reads results/{model}/c{ctx}/{recipe}/{soc}/{graph}.bin and the recipe's subset of held-out text.
-Writes results/{model}/c{ctx}/{recipe}/{soc}/emulator/: what every step computed, and the first step
+Reads results/{model}/c{ctx}/{recipe}/{soc}/{graph}.bin and
+results/{model}/c{ctx}/reference.npz. Writes results/{model}/c{ctx}/{recipe}/{soc}/emulator/: what every step computed, and the first step
 of each graph in qnn-net-run's layout.
 """
 
@@ -13,7 +13,7 @@ rule run_emulator:
         decode="results/{model}/c{ctx}/{recipe}/{soc}/decode.bin",
         checkpoint="results/{model}/checkpoint/config.json",
         encodings="results/{model}/c{ctx}/{recipe}/encodings.json",
-        subset="results/{model}/c{ctx}/{recipe}/subset.npz",
+        reference="results/{model}/c{ctx}/reference.npz",
     output:
         run="results/{model}/c{ctx}/{recipe}/{soc}/emulator/run.json",
         outputs="results/{model}/c{ctx}/{recipe}/{soc}/emulator/outputs.npz",
@@ -47,7 +47,7 @@ rule run_emulator:
             --decode {input.decode:q} \
             --checkpoint results/{wildcards.model}/checkpoint \
             --encodings {input.encodings:q} \
-            --subset {input.subset:q} \
+            --reference {input.reference:q} \
             --tokens {params.tokens} \
             --context {wildcards.ctx} \
             --output-dir results/{wildcards.model}/c{wildcards.ctx}/{wildcards.recipe}/{wildcards.soc}/emulator

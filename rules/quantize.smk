@@ -1,7 +1,7 @@
 """The adapted graphs in the numbers of a recipe (the article's step V.1).
 
 Reads results/{model}/htp/ and the calibration records. Writes results/{model}/c{ctx}/{recipe}/:
-both graphs, the weights that they share, their encodings, and how they compare with PyTorch.
+both graphs, the weights that they share and their encodings.
 Nothing is made of graphs that the check refused: `ancient` keeps the order without making a new
 check a reason to quantise again.
 """
@@ -93,51 +93,4 @@ rule quantize_graphs:
             --kv-bits {params.kv_bits} \
             --threads {threads} \
             --output-dir results/{wildcards.model}/c{wildcards.ctx}/{wildcards.recipe}
-        """
-
-
-rule evaluate_recipe:
-    input:
-        program=program("evaluate_recipe", "export"),
-        checkpoint=CHECKPOINT,
-        prefill="results/{model}/c{ctx}/{recipe}/prefill.onnx",
-        decode="results/{model}/c{ctx}/{recipe}/decode.onnx",
-        data="results/{model}/c{ctx}/{recipe}/weights.data",
-        encodings="results/{model}/c{ctx}/{recipe}/encodings.json",
-        heldout="results/{model}/c{ctx}/calibration/heldout.json",
-    output:
-        evaluation="results/{model}/c{ctx}/{recipe}/evaluation.json",
-        subset="results/{model}/c{ctx}/{recipe}/subset.npz",
-    log:
-        "logs/evaluate_recipe/{model}/c{ctx}/{recipe}.log",
-    benchmark:
-        "benchmarks/evaluate_recipe/{model}/c{ctx}/{recipe}.tsv"
-    conda:
-        "../envs/export.yaml"
-    threads: 2
-    resources:
-        mem_mb=memory(2000, 2.5),
-        runtime=minutes(20, 20),
-        disk_mb=500,
-    params:
-        tokens=BUILD.chunk,
-        records=BUILD.emulator["records"],
-        generated=BUILD.emulator["generated_tokens"],
-    shell:
-        r"""
-        exec &> >(tee {log:q})
-
-        python {input.program[0]:q} \
-            --checkpoint results/{wildcards.model}/checkpoint \
-            --prefill {input.prefill:q} \
-            --decode {input.decode:q} \
-            --encodings {input.encodings:q} \
-            --held-out {input.heldout:q} \
-            --tokens {params.tokens} \
-            --context {wildcards.ctx} \
-            --subset-records {params.records} \
-            --generate {params.generated} \
-            --threads {threads} \
-            --output {output.evaluation:q} \
-            --subset {output.subset:q}
         """

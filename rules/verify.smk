@@ -1,9 +1,92 @@
 """Is the binary as good as the recipe promises (the article's step VI)?
 
-Reads the emulator's run and the recipe's evaluation. Writes verify.json, which measures and judges
-and never fails, so that the report can show a bad result; and accepted.txt, which is only written
-when no limit is exceeded, so that the build fails otherwise.
+Reads the held-out text, the graphs and the emulator's run. Writes reference.npz, what PyTorch makes
+of the text; per recipe evaluation.json, onnxruntime on the CPU against PyTorch; per chip
+verify.json, which measures and judges and never fails, so that the report can show a bad result;
+and accepted.txt, which is only written when no limit is exceeded, so that the build fails otherwise.
 """
+
+
+rule compute_reference:
+    input:
+        program=program("compute_reference", "export"),
+        checkpoint=CHECKPOINT,
+        heldout="results/{model}/c{ctx}/calibration/heldout.json",
+    output:
+        reference="results/{model}/c{ctx}/reference.npz",
+    log:
+        "logs/compute_reference/{model}/c{ctx}.log",
+    benchmark:
+        "benchmarks/compute_reference/{model}/c{ctx}.tsv"
+    conda:
+        "../envs/export.yaml"
+    threads: 2
+    resources:
+        mem_mb=memory(2000, 2.5),
+        runtime=minutes(10, 10),
+        disk_mb=500,
+    params:
+        tokens=BUILD.chunk,
+        records=BUILD.emulator["records"],
+        generated=BUILD.emulator["generated_tokens"],
+    shell:
+        r"""
+        exec &> >(tee {log:q})
+
+        python {input.program[0]:q} \
+            --checkpoint results/{wildcards.model}/checkpoint \
+            --held-out {input.heldout:q} \
+            --tokens {params.tokens} \
+            --readings {params.records} \
+            --generate {params.generated} \
+            --output {output.reference:q}
+        """
+
+
+rule evaluate_recipe:
+    input:
+        program=program("evaluate_recipe", "export"),
+        checkpoint=CHECKPOINT,
+        prefill="results/{model}/c{ctx}/{recipe}/prefill.onnx",
+        decode="results/{model}/c{ctx}/{recipe}/decode.onnx",
+        data="results/{model}/c{ctx}/{recipe}/weights.data",
+        encodings="results/{model}/c{ctx}/{recipe}/encodings.json",
+        heldout="results/{model}/c{ctx}/calibration/heldout.json",
+        reference="results/{model}/c{ctx}/reference.npz",
+    output:
+        evaluation="results/{model}/c{ctx}/{recipe}/evaluation.json",
+        cpu_outputs="results/{model}/c{ctx}/{recipe}/cpu_outputs.npz",
+    log:
+        "logs/evaluate_recipe/{model}/c{ctx}/{recipe}.log",
+    benchmark:
+        "benchmarks/evaluate_recipe/{model}/c{ctx}/{recipe}.tsv"
+    conda:
+        "../envs/export.yaml"
+    threads: 2
+    resources:
+        mem_mb=memory(2000, 2.5),
+        runtime=minutes(20, 20),
+        disk_mb=500,
+    params:
+        tokens=BUILD.chunk,
+    shell:
+        r"""
+        exec &> >(tee {log:q})
+
+        python {input.program[0]:q} \
+            --checkpoint results/{wildcards.model}/checkpoint \
+            --prefill {input.prefill:q} \
+            --decode {input.decode:q} \
+            --encodings {input.encodings:q} \
+            --held-out {input.heldout:q} \
+            --tokens {params.tokens} \
+            --context {wildcards.ctx} \
+            --subset-records {params.records} \
+            --generate {params.generated} \
+            --threads {threads} \
+            --output {output.evaluation:q} \
+            --subset {output.subset:q}
+        """
 
 
 rule verify_target:
@@ -12,7 +95,8 @@ rule verify_target:
         run="results/{model}/c{ctx}/{recipe}/{soc}/emulator/run.json",
         outputs="results/{model}/c{ctx}/{recipe}/{soc}/emulator/outputs.npz",
         evaluation="results/{model}/c{ctx}/{recipe}/evaluation.json",
-        subset="results/{model}/c{ctx}/{recipe}/subset.npz",
+        cpu_outputs="results/{model}/c{ctx}/{recipe}/cpu_outputs.npz",
+        reference="results/{model}/c{ctx}/reference.npz",
     output:
         verdict="results/{model}/c{ctx}/{recipe}/{soc}/emulator/verify.json",
     log:
@@ -39,7 +123,8 @@ rule verify_target:
             --run {input.run:q} \
             --outputs {input.outputs:q} \
             --evaluation {input.evaluation:q} \
-            --subset {input.subset:q} \
+            --cpu-outputs {input.cpu_outputs:q} \
+            --reference {input.reference:q} \
             --limits {params.limits:q} \
             --output {output.verdict:q}
         """

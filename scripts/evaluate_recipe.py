@@ -1,8 +1,4 @@
-"""Compare a recipe's graphs, run by onnxruntime on the CPU, with PyTorch fp32 on held-out text.
-
-Writes the figures, and the part of the text that the HTP emulator will compute together with what
-PyTorch and the CPU made of it.
-"""
+"""Compare a recipe's graphs, run by onnxruntime on the CPU, with PyTorch fp32 on held-out text."""
 
 import argparse
 from pathlib import Path
@@ -24,29 +20,28 @@ def main() -> None:
     parser.add_argument(
         "--tokens", type=int, required=True, help="new tokens a run of the prefill graph"
     )
-    parser.add_argument("--context", type=int, required=True, help="tokens, past and new")
     parser.add_argument(
-        "--subset-records", type=int, required=True, help="texts that the emulator reads"
-    )
-    parser.add_argument(
-        "--generate", type=int, required=True, help="tokens that the emulator answers with"
+        "--reference", type=Path, required=True, help=".npz file of compute_reference.py"
     )
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--output", type=Path, required=True, help="JSON file with the figures")
-    parser.add_argument("--subset", type=Path, required=True, help=".npz file for the emulator")
+    parser.add_argument(
+        "--cpu-output",
+        type=Path,
+        required=True,
+        help=".npz file: what the CPU made of the text that the emulator computes",
+    )
     arguments = parser.parse_args()
     evaluate_recipe(
         arguments.checkpoint,
         {"prefill": arguments.prefill, "decode": arguments.decode},
         arguments.encodings,
         arguments.held_out,
+        arguments.reference,
         arguments.tokens,
-        arguments.context,
-        arguments.subset_records,
-        arguments.generate,
         arguments.threads,
         arguments.output,
-        arguments.subset,
+        arguments.cpu_output,
     )
 
 

@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the model")
     parser.add_argument("--encodings", type=Path, required=True, help="the recipe's encodings.json")
     parser.add_argument(
-        "--subset", type=Path, required=True, help=".npz file of evaluate_recipe.py"
+        "--reference", type=Path, required=True, help=".npz file of compute_reference.py"
     )
     parser.add_argument(
         "--tokens", type=int, required=True, help="new tokens a run of the prefill graph"
@@ -36,7 +36,7 @@ def main() -> None:
         {"prefill": arguments.prefill, "decode": arguments.decode},
         arguments.checkpoint,
         arguments.encodings,
-        arguments.subset,
+        arguments.reference,
         arguments.tokens,
         arguments.context,
         arguments.output_dir,

@@ -20,7 +20,10 @@ def main() -> None:
         "--evaluation", type=Path, required=True, help="evaluation.json of evaluate_recipe.py"
     )
     parser.add_argument(
-        "--subset", type=Path, required=True, help=".npz file of evaluate_recipe.py"
+        "--cpu-outputs", type=Path, required=True, help=".npz file of evaluate_recipe.py"
+    )
+    parser.add_argument(
+        "--reference", type=Path, required=True, help=".npz file of compute_reference.py"
     )
     parser.add_argument(
         "--limits", nargs="*", default=[], metavar="NAME=NUMBER", help="limits of the recipe"
@@ -31,7 +34,8 @@ def main() -> None:
         arguments.run,
         arguments.outputs,
         arguments.evaluation,
-        arguments.subset,
+        arguments.cpu_outputs,
+        arguments.reference,
         parse_limits(arguments.limits),
         arguments.output,
     )

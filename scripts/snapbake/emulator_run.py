@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from snapbake.decoding import Decoder, Feeds, read_pair
 from snapbake.errors import SnapbakeError
 from snapbake.families import read_spec
-from snapbake.files import atomic_path, read_json, sha256_file, write_json
+from snapbake.files import read_json, sha256_file, write_json
 from snapbake.net_run import Emulator
 from snapbake.raw_files import file_name, read_tensor, write_tensor
 from snapbake.reading import decoded_cache, read_text, stacked_cache
-from snapbake.subset import load_subset
+from snapbake.subset import load_subset, save_arrays
 
 
 class EmulatorRunner:
@@ -43,7 +43,7 @@ class EmulatorRunner:
     def run(self, graph: str, feeds: Feeds) -> dict[str, NDArray]:
         """Run one step and return the outputs in stored form."""
         first = graph not in self._emulators
-        emulator = self._emulators[graph] if first is False else self._open(graph)
+        emulator = self._open(graph) if first else self._emulators[graph]
         (info,) = emulator.info.graphs
         root = self._folder / (graph if first else "later")
         inputs: dict[str, Path] = {}
@@ -92,7 +92,7 @@ def run_emulator(
     binaries: Mapping[str, Path],
     checkpoint: Path,
     encodings: Path,
-    subset_path: Path,
+    reference: Path,
     tokens: int,
     context: int,
     output: Path,
@@ -104,7 +104,7 @@ def run_emulator(
     """
     spec = read_spec(read_json(checkpoint / "config.json"))
     pair = read_pair(spec, tokens, context, encodings)
-    subset = load_subset(subset_path)
+    subset = load_subset(reference)
     arrays: dict[str, NDArray] = {}
     output.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".run.", dir=output))
@@ -115,17 +115,16 @@ def run_emulator(
                 logits, decoder = read_text(pair, runner.run, reading.ids)
                 arrays[f"reading_{number}_logits"] = logits
                 arrays[f"reading_{number}_cache"] = stacked_cache(decoded_cache(pair, decoder))
-            answer = subset.answer
+            answer = subset.answers[0]
             runner.label = {"part": "answer", "record": answer.record}
             chosen = Decoder(pair, runner.run).generate(
-                list(answer.prompt), answer.count, answer.stop
+                list(answer.prompt), answer.count, subset.stop
             )
             arrays["answer_ids"] = np.array(chosen, np.int64)
         for graph in binaries:
             shutil.rmtree(output / graph, ignore_errors=True)
             (staging / graph).rename(output / graph)
-        with atomic_path(output / "outputs.npz") as temporary, temporary.open("wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
+        save_arrays(output / "outputs.npz", arrays)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     write_json(

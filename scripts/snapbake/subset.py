@@ -1,4 +1,4 @@
-"""The part of the held-out text that the slow emulator computes, with what others made of it."""
+"""The part of the held-out text that the slow emulator computes, and what PyTorch makes of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,35 +23,35 @@ Array = NDArray[np.float32]
 class Reading:
     """A held-out text of n tokens: read in prefill chunks, then `DECODE_STEPS` single tokens.
 
-    `reference` are PyTorch's fp32 logits [n, V], `cpu` those of the recipe's graphs in onnxruntime
-    on the CPU. `cache` is PyTorch's KV cache, [layers, 2 (key, value), KV, n, D].
+    `logits` [n, V] and `cache` [layers, 2 (key, value), KV, n, D] are PyTorch's in fp32.
     """
 
     record: int
     ids: tuple[int, ...]
-    reference: Array
-    cpu: Array
+    logits: Array
     cache: Array
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A held-out prompt and the tokens that follow it greedily, by PyTorch and on the CPU."""
+    """A held-out prompt and the up to `count` tokens that PyTorch in fp32 answers greedily."""
 
     record: int
     prompt: tuple[int, ...]
     count: int
-    stop: tuple[int, ...]
-    reference: tuple[int, ...]
-    cpu: tuple[int, ...]
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Subset:
-    """What the emulator has to compute: texts to read and a prompt to answer."""
+    """Texts to read and prompts to answer; the emulator answers the first prompt only.
+
+    `stop` are the tokens that end an answer.
+    """
 
     readings: tuple[Reading, ...]
-    answer: Answer
+    answers: tuple[Answer, ...]
+    stop: tuple[int, ...]
 
 
 def choose_readings(
@@ -66,23 +66,32 @@ def choose_readings(
     return [(record, record.ids[:longest]) for record in ordered[:count]]
 
 
-def choose_prompt(records: Sequence[TokenRecord], taken: Sequence[int], tokens: int) -> TokenRecord:
-    """Return the record to answer: its prompt fits one chunk, and no reading has it if possible."""
-    fitting = [record for record in records if record.prompt_length <= tokens] or list(records)
-    fresh = [record for record in fitting if record.index not in taken] or fitting
-    return fresh[0]
+def choose_prompts(
+    records: Sequence[TokenRecord], count: int, taken: Sequence[int], tokens: int
+) -> list[TokenRecord]:
+    """Return the records to answer: first those whose prompt fits one chunk and is in no reading.
+
+    The order of the records decides among equals.
+    """
+    return sorted(
+        records, key=lambda record: (record.prompt_length > tokens, record.index in taken)
+    )[:count]
 
 
 def save_subset(path: Path, subset: Subset) -> None:
     """Write a subset as .npz."""
-    arrays: dict[str, NDArray] = {}
+    arrays: dict[str, NDArray] = {"stop": np.array(subset.stop, np.int64)}
     for number, reading in enumerate(subset.readings):
-        arrays[f"reading_{number}_record"] = np.array(reading.record)
-        arrays[f"reading_{number}_ids"] = np.array(reading.ids, np.int64)
-        for name in ("reference", "cpu", "cache"):
-            arrays[f"reading_{number}_{name}"] = getattr(reading, name)
-    for name in ("record", "prompt", "count", "stop", "reference", "cpu"):
-        arrays[f"answer_{name}"] = np.array(getattr(subset.answer, name), np.int64)
+        for name in ("record", "ids", "logits", "cache"):
+            arrays[f"reading_{number}_{name}"] = np.array(getattr(reading, name))
+    for number, answer in enumerate(subset.answers):
+        for name in ("record", "prompt", "count", "tokens"):
+            arrays[f"answer_{number}_{name}"] = np.array(getattr(answer, name), np.int64)
+    save_arrays(path, arrays)
+
+
+def save_arrays(path: Path, arrays: dict[str, NDArray]) -> None:
+    """Write named arrays as .npz, whole or not at all."""
     with atomic_path(path) as temporary, temporary.open("wb") as stream:
         np.savez(stream, **cast(Any, arrays))
 
@@ -94,19 +103,25 @@ def load_subset(path: Path) -> Subset:
         def ints(name: str) -> tuple[int, ...]:
             return tuple(int(value) for value in arrays[name])
 
-        count = sum(name.endswith("_ids") for name in arrays.files)
+        def count(ending: str) -> range:
+            return range(sum(name.endswith(ending) for name in arrays.files))
+
         readings = tuple(
             Reading(
                 int(arrays[f"reading_{number}_record"]),
                 ints(f"reading_{number}_ids"),
-                *(arrays[f"reading_{number}_{name}"] for name in ("reference", "cpu", "cache")),
+                arrays[f"reading_{number}_logits"],
+                arrays[f"reading_{number}_cache"],
             )
-            for number in range(count)
+            for number in count("_ids")
         )
-        answer = Answer(
-            int(arrays["answer_record"]),
-            ints("answer_prompt"),
-            int(arrays["answer_count"]),
-            *(ints(f"answer_{name}") for name in ("stop", "reference", "cpu")),
+        answers = tuple(
+            Answer(
+                int(arrays[f"answer_{number}_record"]),
+                ints(f"answer_{number}_prompt"),
+                int(arrays[f"answer_{number}_count"]),
+                ints(f"answer_{number}_tokens"),
+            )
+            for number in count("_prompt")
         )
-    return Subset(readings, answer)
+        return Subset(readings, answers, ints("stop"))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from snapbake.errors import SnapbakeError
 from snapbake.files import atomic_path, read_json, write_json
-from snapbake.metrics import CosineSums, agreeing, score_tokens, summarize
+from snapbake.metrics import CosineSums, TokenScores, agreeing, score_tokens, summarize
 from snapbake.subset import Reading, load_subset
 
 # Name of a figure -> its words in a message, and whether the limit is a lower one.
@@ -38,28 +38,41 @@ def parse_limits(words: list[str]) -> dict[str, float]:
 
 
 def verify_target(
-    run: Path, outputs: Path, evaluation: Path, subset: Path, limits: dict[str, float], output: Path
+    run: Path,
+    outputs: Path,
+    evaluation: Path,
+    cpu_outputs: Path,
+    reference: Path,
+    limits: dict[str, float],
+    output: Path,
 ) -> None:
-    """Measure the emulator's outputs against PyTorch and the CPU, judge both, write the verdict."""
+    """Measure the emulator's outputs against PyTorch and the CPU, judge both, write the verdict.
+
+    `outputs` are the emulator's (.npz), `cpu_outputs` the CPU's of the same text, `reference` is
+    PyTorch's; `evaluation` has the CPU's figures over all held-out text.
+    """
     recorded, on_cpu = read_json(run), read_json(evaluation)
-    parts = load_subset(subset)
-    with np.load(outputs) as arrays:
-        against_float, against_cpu, cosines = [], [], CosineSums()
-        for number, reading in enumerate(parts.readings):
-            logits = arrays[f"reading_{number}_logits"]
-            against_float.append(
-                (reading.record, score_tokens(reading.reference, logits, reading.ids))
-            )
-            against_cpu.append((reading.record, score_tokens(reading.cpu, logits, reading.ids)))
-            _add_cache(cosines, reading, arrays[f"reading_{number}_cache"])
-        answer = tuple(int(token) for token in arrays["answer_ids"])
+    subset = load_subset(reference)
+    against_float: list[tuple[int, TokenScores]] = []
+    against_cpu: list[tuple[int, TokenScores]] = []
+    same_text: list[tuple[int, TokenScores]] = []
+    cosines = CosineSums()
+    with np.load(outputs) as found, np.load(cpu_outputs) as on_same_text:
+        for number, reading in enumerate(subset.readings):
+            name = f"reading_{number}_logits"
+            for scores, left, right in (
+                (against_float, reading.logits, found[name]),
+                (against_cpu, on_same_text[name], found[name]),
+                # The same text on the CPU, so that the emulator's figures can be told from it.
+                (same_text, reading.logits, on_same_text[name]),
+            ):
+                scores.append((reading.record, score_tokens(left, right, reading.ids)))
+            _add_cache(cosines, reading, found[f"reading_{number}_cache"])
+        answer, cpu_answer = (
+            tuple(int(token) for token in arrays["answer_ids"]) for arrays in (found, on_same_text)
+        )
     emulator = {**summarize(against_float), "kv_cosine": cosines.result()}
     cpu = {name: value for name, value in on_cpu.items() if name != "answers"}
-    # The same text on the CPU, so that the emulator's figures can be told from the text's.
-    same_text = [
-        (reading.record, score_tokens(reading.reference, reading.cpu, reading.ids))
-        for reading in parts.readings
-    ]
     checks = [
         _check(name, limit, where, figures)
         for where, figures in (("emulator", emulator), ("cpu", cpu))
@@ -75,10 +88,10 @@ def verify_target(
             "cpu": cpu,
             "cpu_on_emulator_text": summarize(same_text),
             "answer": {
-                "record": parts.answer.record,
+                "record": subset.answers[0].record,
                 "tokens": len(answer),
-                "agreeing_with_cpu": agreeing(parts.answer.cpu, answer),
-                "agreeing_with_float": agreeing(parts.answer.reference, answer),
+                "agreeing_with_cpu": agreeing(cpu_answer, answer),
+                "agreeing_with_float": agreeing(subset.answers[0].tokens, answer),
             },
             "seconds": recorded["seconds"],
         },

@@ -43,7 +43,7 @@ FILES = {{
 OUTPUTS = {{
     "prepare_checkpoint": ["--summary"],
     "write_htp_weights": ["--data", "--index"],
-    "evaluate_recipe": ["--output", "--subset"],
+    "evaluate_recipe": ["--output", "--cpu-output"],
     "share_weights": ["--output", "--manifest"],
 }}
 

@@ -100,6 +100,7 @@ def _texts(
             "recipe": text(ids),
             "tokens": len(answer.tokens),
             "agreeing_tokens": agreeing(answer.tokens, ids),
+            "margin_at_difference": answer.margin_at_difference(ids),
         }
         for answer, ids in zip(expected, found, strict=True)
     ]

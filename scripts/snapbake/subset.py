@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from snapbake.files import atomic_path
+from snapbake.metrics import agreeing
 from snapbake.token_records import TokenRecord
 
 # How many tokens at the end of a reading go through the decode graph.
@@ -34,12 +35,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class Answer:
-    """A held-out prompt and the up to `count` tokens that PyTorch in fp32 answers greedily."""
+    """A held-out prompt and the up to `count` tokens that PyTorch in fp32 answers greedily.
+
+    `margins` says by how many nats PyTorch prefers each token to its next best.
+    """
 
     record: int
     prompt: tuple[int, ...]
     count: int
     tokens: tuple[int, ...]
+    margins: tuple[float, ...]
+
+    def margin_at_difference(self, tokens: Sequence[int]) -> float | None:
+        """Return PyTorch's margin where other tokens first differ, None when they all agree."""
+        position = agreeing(self.tokens, tokens)
+        return self.margins[position] if position < min(len(self.tokens), len(tokens)) else None
 
 
 @dataclass(frozen=True)
@@ -87,6 +97,7 @@ def save_subset(path: Path, subset: Subset) -> None:
     for number, answer in enumerate(subset.answers):
         for name in ("record", "prompt", "count", "tokens"):
             arrays[f"answer_{number}_{name}"] = np.array(getattr(answer, name), np.int64)
+        arrays[f"answer_{number}_margins"] = np.array(answer.margins, np.float64)
     save_arrays(path, arrays)
 
 
@@ -121,6 +132,7 @@ def load_subset(path: Path) -> Subset:
                 ints(f"answer_{number}_prompt"),
                 int(arrays[f"answer_{number}_count"]),
                 ints(f"answer_{number}_tokens"),
+                tuple(float(value) for value in arrays[f"answer_{number}_margins"]),
             )
             for number in count("_prompt")
         )

@@ -71,9 +71,16 @@ class TorchModel:
             )
         return Reference(logits, cache)
 
-    def generate(self, prompt: Sequence[int], count: int, stop: Collection[int]) -> list[int]:
-        """Return up to `count` greedily chosen tokens after `prompt`; a stop token ends them."""
+    def generate(
+        self, prompt: Sequence[int], count: int, stop: Collection[int]
+    ) -> tuple[list[int], list[float]]:
+        """Return up to `count` greedily chosen tokens after `prompt` and the margin of each.
+
+        A stop token ends them. The margin is by how many nats a token's log-probability exceeds
+        that of the next best: near 0, another choice is as good.
+        """
         chosen: list[int] = []
+        margins: list[float] = []
         past, unread = None, list(prompt)
         with self._torch.inference_mode():
             while len(chosen) < count and (not chosen or chosen[-1] not in stop):
@@ -81,9 +88,11 @@ class TorchModel:
                     input_ids=self._torch.tensor([unread]), past_key_values=past, use_cache=True
                 )
                 past = result.past_key_values
-                unread = [int(result.logits[0, -1].argmax())]
+                best = result.logits[0, -1].topk(2)
+                unread = [int(best.indices[0])]
                 chosen += unread
-        return chosen
+                margins.append(float(best.values[0] - best.values[1]))
+        return chosen, margins
 
 
 def torch_references(

@@ -92,6 +92,7 @@ def verify_target(
                 "tokens": len(answer),
                 "agreeing_with_cpu": agreeing(cpu_answer, answer),
                 "agreeing_with_float": agreeing(subset.answers[0].tokens, answer),
+                "margin_at_difference": subset.answers[0].margin_at_difference(answer),
             },
             "seconds": recorded["seconds"],
         },

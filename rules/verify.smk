@@ -39,6 +39,7 @@ rule compute_reference:
             --tokens {params.tokens} \
             --readings {params.records} \
             --generate {params.generated} \
+            --threads {threads} \
             --output {output.reference:q}
         """
 
@@ -79,13 +80,11 @@ rule evaluate_recipe:
             --decode {input.decode:q} \
             --encodings {input.encodings:q} \
             --held-out {input.heldout:q} \
+            --reference {input.reference:q} \
             --tokens {params.tokens} \
-            --context {wildcards.ctx} \
-            --subset-records {params.records} \
-            --generate {params.generated} \
             --threads {threads} \
             --output {output.evaluation:q} \
-            --subset {output.subset:q}
+            --cpu-output {output.cpu_outputs:q}
         """
 
 

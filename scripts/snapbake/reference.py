@@ -51,6 +51,6 @@ def compute_reference(
         prompt = record.ids[: record.prompt_length]
         count = min(_ANSWER_TOKENS if answers else generate, context - len(prompt))
         print(f"PyTorch answers record {record.index}", file=sys.stderr)
-        chosen, margins = model.generate(prompt, count, stop)
-        answers.append(Answer(record.index, prompt, count, tuple(chosen), tuple(margins)))
+        answer, margins = model.generate(prompt, count, stop)
+        answers.append(Answer(record.index, prompt, count, tuple(answer), tuple(margins)))
     save_subset(output, Subset(tuple(read), tuple(answers), stop))

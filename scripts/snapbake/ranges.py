@@ -99,6 +99,8 @@ def observe_ranges(
     The last tokens of a record go through the decode graph. A prefill chunk that the record does
     not fill is filled with the record's own first tokens, so that no padding widens a range.
     """
+    if not records:
+        raise SnapbakeError("there are no calibration records; choose some with select_records")
     observer = RangeObserver(graphs, threads)
     started = time.monotonic()
     chunk = pair.prefill_tokens
@@ -106,14 +108,13 @@ def observe_ranges(
         decoder = Decoder(pair, observer.run)
         body, tail = list(ids[:-DECODE_STEPS]), list(ids[-DECODE_STEPS:])
         for start in range(0, len(body), chunk):
-            if decoder.length > pair.context - chunk:
-                break
-            valid = body[start : start + chunk]
+            # Where a whole chunk does not fit any more, the last one reads some tokens again.
+            decoder.length = min(start, pair.context - chunk)
+            valid = body[decoder.length : decoder.length + chunk]
             filled = (valid + list(ids) * chunk)[:chunk]
             decoder.accept(observer.run("prefill", decoder.feeds("prefill", filled)), len(valid))
         for token in tail:
-            if decoder.length < pair.context:
-                decoder.step("decode", [token])
+            decoder.step("decode", [token])
         if number % 10 == 0 or number == len(records):
             seconds = time.monotonic() - started
             print(f"calibrated {number}/{len(records)} records in {seconds:.0f} s", file=sys.stderr)

@@ -24,6 +24,7 @@ from snapbake.external_data import point_to
 from snapbake.families import DecoderSpec
 from snapbake.files import atomic_path, require_disk_space, write_json
 from snapbake.ranges import Ranges, observe_ranges
+from snapbake.rope import rope_tables
 
 _ACTIVATION_TYPES = {16: QuantType.QUInt16, 8: QuantType.QUInt8}
 _WEIGHT_TYPES = {8: QuantType.QInt8, 4: QuantType.QInt4}
@@ -87,20 +88,24 @@ class _NoData(CalibrationDataReader):
         return {}
 
 
-def fixed_encodings(ranges: Ranges, layers: int, precision: Precision) -> dict[str, Encoding]:
+def fixed_encodings(
+    ranges: Ranges, spec: DecoderSpec, precision: Precision
+) -> dict[str, Encoding]:
     """Return the encodings that do not follow from one tensor's observed range.
 
-    The mask and the rotary tables have known ranges. The KV cache is one tensor that passes through
+    The mask and the rotary tables have known ranges: cosine is largest at position 0, where it is
+    the factor that some kinds of scaling put on both tables. The KV cache is one tensor that passes through
     the graphs: what leaves a layer, what comes back in, and both joined share one symmetric
     encoding (the HTP wants the second operand of a 16x16-bit MatMul symmetric).
     """
     bits = precision.activation_bits
+    largest = float(rope_tables(spec.rope, spec.head_dim, np.zeros(1, np.int64))[0].max())
     encodings = {
         "attention_mask": Encoding.of_range(MASK_VALUE, 0.0, bits),
-        "position_ids_cos": Encoding.of_range(-1.0, 1.0, bits),
-        "position_ids_sin": Encoding.of_range(-1.0, 1.0, bits),
+        "position_ids_cos": Encoding.of_range(-largest, largest, bits),
+        "position_ids_sin": Encoding.of_range(-largest, largest, bits),
     }
-    for layer in range(layers):
+    for layer in range(spec.layers):
         for names in cache_chains(layer):
             low, high = merged(ranges, names)
             shared = Encoding.of_range(low, high, precision.kv_bits, symmetric=True)
@@ -300,24 +305,24 @@ def calibrate_and_quantize(
     borders = dict.fromkeys(border_names(spec.layers), plain)
     pair = GraphPair(spec, tokens, context, MASK_VALUE, borders)
     ranges = observe_ranges(graphs, pair, records, threads)
-    quantize_pair(graphs["prefill"], graphs["decode"], ranges, spec.layers, precision, output)
+    quantize_pair(graphs["prefill"], graphs["decode"], ranges, spec, precision, output)
 
 
 def quantize_pair(
     prefill: Path,
     decode: Path,
     ranges: Ranges,
-    layers: int,
+    spec: DecoderSpec,
     precision: Precision,
     output: Path,
 ) -> None:
     """Write prefill.onnx, decode.onnx, weights.data and encodings.json into the folder `output`."""
-    fixed = fixed_encodings(ranges, layers, precision)
+    fixed = fixed_encodings(ranges, spec, precision)
     quantized = quantize_prefill(prefill, ranges, fixed, precision)
     move_weights(quantized, output / "weights.data")
     encodings = activation_encodings(quantized)
     borders = strip_borders(quantized)
-    for layer in range(layers):
+    for layer in range(spec.layers):
         for kind in ("key", "value"):
             written, read = (borders[f"past_{kind}_{layer}_{way}"] for way in ("out", "in"))
             if written != read:

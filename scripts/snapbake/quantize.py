@@ -252,9 +252,7 @@ def with_shapes_of(
     `own` is the float graph that was quantised. Raises ValueError when the two float graphs differ
     in more than shapes.
     """
-    if [_signature(node) for node in own.graph.node] != [
-        _signature(node) for node in other.graph.node
-    ]:
+    if _without_shapes(own) != _without_shapes(other):
         raise ValueError("the prefill and the decode graph differ in more than their shapes")
     result = onnx.ModelProto()
     result.CopyFrom(quantized)
@@ -272,8 +270,16 @@ def with_shapes_of(
     return result
 
 
-def _signature(node: onnx.NodeProto) -> tuple:
-    return node.op_type, list(node.input), list(node.output), list(node.attribute)
+def _without_shapes(model: onnx.ModelProto) -> tuple:
+    """Return what must be equal: the nodes, and the weights with their places in the data file."""
+    nodes = [
+        (node.op_type, list(node.input), list(node.output), list(node.attribute))
+        for node in model.graph.node
+    ]
+    weights = [
+        tensor for tensor in model.graph.initializer if tensor.data_type != TensorProto.INT64
+    ]
+    return nodes, weights
 
 
 def move_weights(model: onnx.ModelProto, data: Path) -> None:

@@ -20,7 +20,7 @@ from onnxruntime.quantization.quant_utils import QuantType
 
 from snapbake.decoding import Border, GraphPair, border_names
 from snapbake.errors import SnapbakeError
-from snapbake.external_data import point_to
+from snapbake.external_data import ExternalWeights, point_to
 from snapbake.families import DecoderSpec
 from snapbake.files import atomic_path, require_disk_space, write_json
 from snapbake.ranges import Ranges, observe_ranges
@@ -306,7 +306,8 @@ def calibrate_and_quantize(
 
     `graphs` are the fp32 contract graphs "prefill" and "decode".
     """
-    require_disk_space(output, graphs["prefill"].parent.joinpath("weights.data").stat().st_size)
+    prefill = onnx.load(graphs["prefill"], load_external_data=False)
+    require_disk_space(output, ExternalWeights(prefill, graphs["prefill"].parent).total_bytes())
     plain = Border(np.dtype(np.float32))
     borders = dict.fromkeys(border_names(spec.layers), plain)
     pair = GraphPair(spec, tokens, context, MASK_VALUE, borders)

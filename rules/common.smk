@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from snapbake.errors import SnapbakeError
 from snapbake.job_logs import find_errors
 from snapbake.program_sources import program_sources
+from snapbake.qnn_library import require_supported_machine
 from snapbake.workflow_config import require_no_duplicates, resolve_build
 
 # Programs run in the environment of this Snakemake, also when that was not activated. With
@@ -88,6 +89,18 @@ def program(name, environment):
     except SnapbakeError as error:
         stop(error)
     return [*map(str, sources), workflow_file(f"envs/{environment}.yaml")]
+
+
+def toolchain(wildcards):
+    """Stop while the jobs are planned when one of them compiles and this machine cannot.
+
+    An input function without inputs, so that plans without such a job go through.
+    """
+    try:
+        require_supported_machine()
+    except SnapbakeError as error:
+        stop(error)
+    return []
 
 
 CHECKPOINT = [

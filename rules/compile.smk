@@ -8,6 +8,7 @@ shared weights and ships; {soc}/context.json about it; and on demand {graph}.dlc
 
 rule compile_graph:
     input:
+        toolchain,
         program=program("compile_graph", "graph"),
         graph="results/{model}/c{ctx}/{recipe}/{graph}.onnx",
         data="results/{model}/c{ctx}/{recipe}/weights.data",
@@ -102,6 +103,7 @@ rule share_weights:
 
 rule write_dlc:
     input:
+        toolchain,
         program=program("write_dlc", "graph"),
         graph="results/{model}/c{ctx}/{recipe}/{graph}.onnx",
         data="results/{model}/c{ctx}/{recipe}/weights.data",

@@ -28,7 +28,7 @@ rule draw_report:
             "results/report/accuracy.svg",
             caption="../report/captions/accuracy.rst",
             category="2. Quality",
-            labels={"result": "Accuracy by recipe"},
+            labels={"result": "Accuracy by recipe, cache by layer"},
         ),
         answers=report(
             "results/report/answers.html",
@@ -59,6 +59,12 @@ rule draw_report:
         mem_mb=1000,
         runtime=5,
         disk_mb=100,
+    params:
+        weight_bits=[
+            f"{recipe.name}={recipe.weight_bits or 16}"
+            for recipe in BUILD.recipes.values()
+        ],
+        chips=[f"{soc.name}={soc.title}" for soc in BUILD.targets.values()],
     shell:
         r"""
         exec &> >(tee {log:q})
@@ -69,6 +75,8 @@ rule draw_report:
             --evaluations {input.evaluations:q} \
             --checks {input.checks:q} \
             --summaries {input.summaries:q} \
+            --weight-bits {params.weight_bits:q} \
+            --chips {params.chips:q} \
             --benchmarks benchmarks \
             --output-dir results/report
         """
@@ -81,6 +89,7 @@ rule write_report:
     input:
         figures=rules.draw_report.output,
         text=workflow_file("report/workflow.rst"),
+        style=workflow_file("report/style.css"),
         captions=[
             workflow_file(f"report/captions/{name}.rst")
             for name in rules.draw_report.output.keys()
@@ -103,6 +112,7 @@ rule write_report:
             --snakefile {params.snakefile:q} \
             --cores 1 \
             --report {output.report:q} \
+            --report-stylesheet {input.style:q} \
             --config {params.config:q} \
             -- {input.figures:q}
         """

@@ -88,9 +88,7 @@ class _NoData(CalibrationDataReader):
         return {}
 
 
-def fixed_encodings(
-    ranges: Ranges, spec: DecoderSpec, precision: Precision
-) -> dict[str, Encoding]:
+def fixed_encodings(ranges: Ranges, spec: DecoderSpec, precision: Precision) -> dict[str, Encoding]:
     """Return the encodings that do not follow from one tensor's observed range.
 
     The mask and the rotary tables have known ranges: cosine is largest at position 0, where it is

@@ -92,8 +92,8 @@ def fixed_encodings(ranges: Ranges, spec: DecoderSpec, precision: Precision) -> 
     """Return the encodings that do not follow from one tensor's observed range.
 
     The mask and the rotary tables have known ranges: cosine is largest at position 0, where it is
-    the factor that some kinds of scaling put on both tables. The KV cache is one tensor that passes through
-    the graphs: what leaves a layer, what comes back in, and both joined share one symmetric
+    the factor that some kinds of scaling put on both tables. The KV cache is one tensor that passes
+    through the graphs: what leaves a layer, what comes back in, and both joined share one symmetric
     encoding (the HTP wants the second operand of a 16x16-bit MatMul symmetric).
     """
     bits = precision.activation_bits

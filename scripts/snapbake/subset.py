@@ -70,8 +70,10 @@ def choose_readings(
     """Return the records that fill the emulator's prefill chunks best, cut to size.
 
     A partly filled chunk costs the emulator as much as a full one, so the longest records win.
+    What a chunk does not take is read token by token, so there are no more than whole chunks.
     """
-    longest = min(context, CHUNKS * tokens + DECODE_STEPS)
+    chunks = min(CHUNKS, context // tokens)
+    longest = min(context, chunks * tokens + DECODE_STEPS)
     ordered = sorted(records, key=lambda record: -min(len(record.ids), longest))
     return [(record, record.ids[:longest]) for record in ordered[:count]]
 
@@ -81,10 +83,11 @@ def choose_prompts(
 ) -> list[TokenRecord]:
     """Return the records to answer: first those whose prompt fits one chunk and is in no reading.
 
-    The order of the records decides among equals.
+    Prompts that do not fit come last, the shortest first. The order of the records decides among
+    equals.
     """
     return sorted(
-        records, key=lambda record: (record.prompt_length > tokens, record.index in taken)
+        records, key=lambda record: (max(record.prompt_length, tokens), record.index in taken)
     )[:count]
 
 

@@ -206,7 +206,7 @@ def test_a_text_longer_than_the_context_is_refused(checkpoint: Path, runner: Cpu
 def test_an_answer_is_that_of_transformers(
     checkpoint: Path, runner: CpuRunner, ids: list[int]
 ) -> None:
-    expected = TorchModel(checkpoint, 2).generate(ids[:20], 24, ())
+    expected, _ = TorchModel(checkpoint, 2).generate(ids[:20], 24, ())
     decoder = Decoder(float_pair(checkpoint), runner.run)
     assert decoder.generate(ids[:20], 24, ()) == expected
     assert decoder.length == 20 + 23  # the last token is not read
@@ -220,7 +220,7 @@ def test_an_answer_ends_with_a_stop_token(
     stop = free[7]
     end = free.index(stop) + 1
     assert Decoder(pair, runner.run).generate(ids[:20], 24, {stop}) == free[:end]
-    assert TorchModel(checkpoint, 2).generate(ids[:20], 24, {stop}) == free[:end]
+    assert TorchModel(checkpoint, 2).generate(ids[:20], 24, {stop})[0] == free[:end]
 
 
 @pytest.mark.parametrize(("length", "count"), [(60, 4), (63, 1), (64, 0)])

@@ -33,6 +33,11 @@ class Border:
     scale: float | None = None
     zero_point: int = 0
 
+    def __str__(self) -> str:
+        if self.scale is None:
+            return self.dtype.name
+        return f"{self.dtype.name} (scale {self.scale:.6g}, zero point {self.zero_point})"
+
     def encode(self, real: NDArray) -> NDArray:
         """Return real numbers in the stored form; what lies outside the range saturates."""
         if self.scale is None:

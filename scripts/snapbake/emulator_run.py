@@ -4,6 +4,8 @@ Every step is one inference of qnn-net-run's kind: files in, files out, bound by
 that a step returns goes into the next one, from prefill chunks into decode steps.
 """
 
+import contextlib
+import math
 import shutil
 import sys
 import tempfile
@@ -15,12 +17,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from snapbake.decoding import Decoder, Feeds, read_pair
+from snapbake.decoding import Border, Decoder, Feeds, read_pair
 from snapbake.errors import SnapbakeError
 from snapbake.families import read_spec
 from snapbake.files import read_json, sha256_file, write_json
 from snapbake.net_run import Emulator
-from snapbake.raw_files import file_name, read_tensor, write_tensor
+from snapbake.qnn_system import GraphInfo
+from snapbake.raw_files import file_name, native_type, read_tensor, write_tensor
 from snapbake.reading import decoded_cache, read_text, stacked_cache
 from snapbake.subset import load_subset, save_arrays
 
@@ -33,8 +36,11 @@ class EmulatorRunner:
     folder), {graph}/inputs/*.raw and {graph}/Result_0/*.raw. Later steps are only passed on.
     """
 
-    def __init__(self, binaries: Mapping[str, Path], folder: Path) -> None:
-        self._binaries, self._folder = binaries, folder
+    def __init__(
+        self, binaries: Mapping[str, Path], borders: Mapping[str, Border], folder: Path
+    ) -> None:
+        """`borders` say how tensors are stored; each binary must have these and no others."""
+        self._binaries, self._borders, self._folder = binaries, borders, folder
         self._emulators: dict[str, Emulator] = {}
         self.steps: list[dict[str, Any]] = []
         self.load_seconds: dict[str, float] = {}
@@ -45,6 +51,7 @@ class EmulatorRunner:
         first = graph not in self._emulators
         emulator = self._open(graph) if first else self._emulators[graph]
         (info,) = emulator.info.graphs
+        _require_shapes(self._binaries[graph], info, feeds)
         root = self._folder / (graph if first else "later")
         inputs: dict[str, Path] = {}
         (root / "inputs").mkdir(parents=True, exist_ok=True)
@@ -72,6 +79,7 @@ class EmulatorRunner:
                 f"{self._binaries[graph]} holds {len(emulator.info.graphs)} graphs and the "
                 "emulator takes one; give the binary of a single graph"
             )
+        _require_borders(self._binaries[graph], emulator.info.graphs[0], self._borders)
         self.load_seconds[graph] = emulator.load()
         return emulator
 
@@ -86,6 +94,40 @@ class EmulatorRunner:
     ) -> None:
         for emulator in self._emulators.values():
             emulator.close()
+
+
+def _require_borders(binary: Path, graph: GraphInfo, borders: Mapping[str, Border]) -> None:
+    """Raise unless the codes of a binary mean what the recipe's encodings say."""
+    found = {
+        tensor.name: Border(native_type(tensor), tensor.scale, -(tensor.offset or 0))
+        for tensor in (*graph.inputs, *graph.outputs)
+    }
+    for name in sorted(borders.keys() | found.keys()):
+        here, there = found.get(name), borders.get(name)
+        if here is None or there is None or not _same(here, there):
+            raise SnapbakeError(
+                f"{binary} has {name} as {here or 'nothing'} and the encodings have it as "
+                f"{there or 'nothing'}; give the binaries and the encodings.json of one recipe"
+            )
+
+
+def _same(left: Border, right: Border) -> bool:
+    return (left.dtype, left.zero_point) == (right.dtype, right.zero_point) and (
+        left.scale == right.scale
+        if left.scale is None or right.scale is None
+        else math.isclose(left.scale, right.scale, rel_tol=1e-6)
+    )
+
+
+def _require_shapes(binary: Path, graph: GraphInfo, feeds: Feeds) -> None:
+    for tensor in graph.inputs:
+        given = feeds.get(tensor.name)
+        if given is None or given.shape != tensor.shape:
+            shape = "nothing" if given is None else list(given.shape)
+            raise SnapbakeError(
+                f"{binary} takes {tensor.name} as {list(tensor.shape)} and the model, --tokens and "
+                f"--context make it {shape}; give what the binary was built with"
+            )
 
 
 def run_emulator(
@@ -109,7 +151,7 @@ def run_emulator(
     output.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".run.", dir=output))
     try:
-        with EmulatorRunner(binaries, staging) as runner:
+        with EmulatorRunner(binaries, pair.borders, staging) as runner:
             for number, reading in enumerate(subset.readings):
                 runner.label = {"part": "reading", "record": reading.record}
                 logits, decoder = read_text(pair, runner.run, reading.ids)
@@ -127,6 +169,8 @@ def run_emulator(
         save_arrays(output / "outputs.npz", arrays)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            output.rmdir()  # when nothing came of it, and nothing was there
     write_json(
         output / "run.json",
         {

@@ -1,5 +1,6 @@
 """Is a binary as good as its recipe promises? The figures, the limits, what is missed where."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def parse_limits(words: list[str]) -> dict[str, float]:
             if name not in _LIMITS:
                 raise ValueError
             limits[name] = float(value)
+            if not math.isfinite(limits[name]):
+                raise ValueError
         except ValueError as error:
             raise SnapbakeError(
                 f"{word!r} is not a limit; write name=number with one of {', '.join(_LIMITS)}"

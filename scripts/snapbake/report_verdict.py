@@ -59,38 +59,22 @@ def _name(figures: Figures, binary: Binary) -> str:
     return f"{key.model}, {key.context} tokens, {key.recipe}, {figures.part(binary.soc)}"
 
 
-def _missed(binary: Binary) -> list[tuple[Measure, str, Mapping[str, Any]]]:
-    """Return measure, place and verdict of each missed limit."""
-    return [
-        (measure, where, check)
-        for measure in MEASURES
-        for where in ("emulator", "cpu")
-        if (check := binary.check(measure.name, where)) and not check["passed"]
-    ]
-
-
 def _short_misses(binary: Binary) -> list[str]:
     """Say in a few words which limits are missed, with the figures."""
-    told: dict[str, list[str]] = {}
-    limits = {}
-    for measure, where, check in _missed(binary):
-        told.setdefault(measure.title, []).append(
-            f'{_place(where)} <span class="bad">{measure.write(check["found"])}</span>'
-        )
-        limits[measure.title] = measure.write_limit(check["limit"])
-    return [f"{title} ({', '.join(found)}; limit {limits[title]})" for title, found in told.items()]
-
-
-def _misses(binary: Binary) -> list[str]:
-    """Say of each missed limit by how much and where the worst token is."""
     told = []
-    for measure, where, check in _missed(binary):
-        worst = binary.verdict[where]["kl_worst"]
-        told.append(
-            f"{measure.title} on the {_place(where)} is {measure.write(check['found'])}, "
-            f"{measure.write_miss(check)} ({measure.write_limit(check['limit'])}); the worst token "
-            f"is at position {worst['position']} of record {worst['record']}"
-        )
+    for measure in MEASURES:
+        missed = [
+            (where, check)
+            for where in ("emulator", "cpu")
+            if (check := binary.check(measure.name, where)) and not check["passed"]
+        ]
+        found = [
+            f'{_place(where)} <span class="bad">{measure.write(check["found"])}</span>'
+            for where, check in missed
+        ]
+        if missed:
+            limit = measure.write_limit(missed[0][1]["limit"])
+            told.append(f"{measure.title} ({', '.join(found)}; limit {limit})")
     return told
 
 
@@ -156,16 +140,13 @@ def _card(figures: Figures, binary: Binary) -> str:
     )
     row += cells("td", _worst_cache(emulator), "–", _worst_cache(cpu), "–", kind="number")
     rows.append(row)
-    misses = _misses(binary)
-    told = f'<ul class="bad">{"".join(f"<li>{miss}</li>" for miss in misses)}</ul>\n'
     return (
         f'<div class="card{"" if binary.accepted else " bad"}">\n<div class="head"><h3>'
         f"{escape(figures.chip(binary.soc))} · {escape(key.recipe)}</h3>"
         f"{_ACCEPTED if binary.accepted else _REFUSED}</div>\n"
         f'<p class="soft">{escape(key.model)}, context of {key.context} tokens</p>\n'
-        + (told if misses else "")
         + table(head, rows)
-        + f"<p>{_against_cpu(verdict)} {_answer(verdict['answer'])}</p>\n"
+        + f"<p>{_worst_tokens(verdict)} {_against_cpu(verdict)} {_answer(verdict['answer'])}</p>\n"
         + f'<p class="soft"><small>For the phone: <code>{escape(_path(binary))}</code>, '
         f"{size(manifest['binary']['bytes'])}, compiled by QAIRT "
         f"{escape(str(manifest['qairt_build']))}, SHA-256 "
@@ -206,6 +187,17 @@ def _worst_cache(figures: Mapping[str, Any]) -> str:
     name, value = min(figures["kv_cosine"].items(), key=lambda entry: entry[1])
     kind, _, layer = name.removeprefix("past_").partition("_")
     return f'{cosine(value)}<br><small class="soft">{kind}s of layer {layer}</small>'
+
+
+def _worst_tokens(verdict: Mapping[str, Any]) -> str:
+    places = []
+    for where in ("emulator", "cpu"):
+        worst = verdict[where]["kl_worst"]
+        places.append(
+            f"on the {_place(where)} at position {worst['position']} of record {worst['record']} "
+            f"(KL divergence {small(worst['value'])})"
+        )
+    return f"Furthest off is the token {' and '.join(places)}."
 
 
 def _against_cpu(verdict: Mapping[str, Any]) -> str:

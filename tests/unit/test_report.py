@@ -150,11 +150,10 @@ def test_a_missed_limit_is_told_with_its_gap_and_its_place(tmp_path):
     verdict = read_json(built.arguments["verdicts"][1])
     assert not verdict["accepted"]
     found, worst = verdict["emulator"]["kl_divergence"], verdict["emulator"]["kl_worst"]
-    assert (
-        f"KL divergence on the emulator is {found:#.3g}, {found - 0.03:#.3g} above the limit "
-        "(≤\N{NO-BREAK SPACE}0.03); the worst token is at position "
-        f"{worst['position']} of record {worst['record']}"
-    ) in text
+    gap = f"{found:#.3g} ✘<br><small>{found - 0.03:#.3g} above the limit</small>"
+    assert f'<td class="number missed"><span class="bad">{gap}</span></td>' in text
+    place = f"at position {worst['position']} of record {worst['record']}"
+    assert f"Furthest off is the token on the emulator {place}" in text
     assert text.count("✔ accepted") == 2, "in the overview and in its card"
     assert text.count("✘ not accepted") == 2
 

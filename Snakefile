@@ -36,4 +36,4 @@ rule all:
 
 
 onerror:
-    print_errors()
+    print_errors_last()

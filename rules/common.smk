@@ -3,6 +3,7 @@
 Reads config/ and the imports of the programs in scripts/. Writes nothing.
 """
 
+import atexit
 import json
 import os
 import re
@@ -152,3 +153,8 @@ def print_errors():
     """Repeat what the failed jobs said, which has scrolled away while other jobs went on."""
     for path, error in find_errors(Path("logs"), STARTED):
         print(f"{error} ({path})", file=sys.stderr)
+
+
+def print_errors_last():
+    """Do so when Snakemake has said what it says at the end of a run."""
+    atexit.register(print_errors)

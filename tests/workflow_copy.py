@@ -1,21 +1,25 @@
-"""A copy of the workflow whose programs only write the files that their rules expect.
+"""Copies of the workflow, to be run, changed and broken by tests.
 
-The rules, the configuration and the imports of the programs are the real ones. So a test sees in
-seconds what would run and what runs again, without computing anything.
+A copy has the real programs, or stand-ins that only write the files that their rules expect. The
+rules, the configuration and the imports of the programs are the real ones in both, so a test sees
+with stand-ins in seconds what would run, without computing anything.
 """
 
 import ast
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 STAND_IN = '''\
 """A stand-in for the program of this name."""
@@ -73,27 +77,45 @@ class Result:
 
 @dataclass
 class Workflow:
-    """A copy of the workflow in `folder`, and the folder in which it is run."""
+    """A copy of the workflow in `folder`, and the folder in which it is run.
+
+    `config` are words that every run gets after --config.
+    """
 
     folder: Path
     where: Path
+    config: tuple[str, ...] = ()
 
-    def run(self, *arguments: str) -> Result:
-        command = [sys.executable, "-m", "snakemake", "--cores", "2", *arguments]
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """Start a run in a process group of its own; it prints to one pipe."""
+        command = [sys.executable, "-m", "snakemake", "--cores", "2"]
         if self.where != self.folder:
             command += ["--snakefile", str(self.folder / "Snakefile")]
-        environment = {**os.environ, "NO_COLOR": "1"}
-        done = subprocess.run(
-            command,
+        return subprocess.Popen(
+            [*command, *self._with_config(arguments)],
             cwd=self.where,
-            env=environment,
+            env={**os.environ, "NO_COLOR": "1", **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
-            check=False,
+            start_new_session=True,
         )
-        return Result(done.returncode, done.stdout, count_jobs(done.stdout))
+
+    def _with_config(self, arguments: Sequence[str]) -> list[str]:
+        """Return a run's arguments with `config` before what they say after --config."""
+        words = list(arguments)
+        if self.config:
+            at = words.index("--config") if "--config" in words else len(words)
+            words[at : at + 1] = ["--config", *self.config]
+        return words
+
+    def run(self, *arguments: str, **environment: str) -> Result:
+        process = self.start(*arguments, **environment)
+        try:
+            text, _ = process.communicate(timeout=900)
+        finally:
+            end_group(process)
+        return Result(process.returncode, text, count_jobs(text))
 
     def plan(self, *arguments: str) -> dict[str, int]:
         """Return the jobs by rule that a dry run plans; `all` itself is left out."""
@@ -111,6 +133,12 @@ class Workflow:
         assert result.text.rstrip().endswith(errors[0]), "nothing comes after the error"
         return errors[0]
 
+    def copy(self, folder: Path) -> "Workflow":
+        """Return a copy of this copy with everything that was built in it, dates kept."""
+        assert self.where == self.folder
+        shutil.copytree(self.folder, folder)
+        return Workflow(folder, folder, self.config)
+
     def configure(self, **changes) -> None:
         """Change keys of config/config.yaml."""
         path = self.folder / "config" / "config.yaml"
@@ -120,6 +148,13 @@ class Workflow:
         """Add a line to a file of the workflow."""
         path = self.folder / name
         path.write_text(path.read_text() + line)
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """Kill whatever is left of a run, so that no job outlives its test."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def count_jobs(text: str) -> dict[str, int]:
@@ -136,15 +171,21 @@ def import_statements(program: Path) -> str:
     return "\n".join("    " + ast.unparse(node) for node in tree.body if isinstance(node, kinds))
 
 
-def copy_workflow(folder: Path) -> Workflow:
-    """Copy the workflow with stand-ins for its programs."""
+def copy_real_workflow(folder: Path) -> Workflow:
+    """Copy the workflow with its programs, without anything that was built."""
     for name in ("config", "envs", "profiles", "report", "rules", "scripts"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
         )
     shutil.copy(ROOT / "Snakefile", folder)
+    return Workflow(folder, folder)
+
+
+def copy_workflow(folder: Path) -> Workflow:
+    """Copy the workflow with stand-ins for its programs."""
+    workflow = copy_real_workflow(folder)
     rules = "".join(path.read_text() for path in (folder / "rules").glob("*.smk"))
     for name in re.findall(r'program\("(\w+)"', rules):
         program = folder / "scripts" / f"{name}.py"
         program.write_text(STAND_IN.format(imports=import_statements(program)))
-    return Workflow(folder, folder)
+    return workflow

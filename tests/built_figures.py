@@ -18,8 +18,8 @@ from snapbake.subset import Answer, Reading, Subset, save_subset
 from snapbake.verdict import verify_target
 
 VOCABULARY, LAYERS, TOKENS = 64, 4, 40
-NOISE = {"fp16": 1e-4, "w8a16": 0.04, "w4a16": 0.4, "w8a8": 0.2}
-BITS = {"fp16": 16, "w8a16": 8, "w4a16": 4, "w8a8": 8}
+NOISE = {"fp16": 1e-4, "w8a16": 0.04, "w4a16": 0.4, "w8a8": 0.2, "broken": 50.0}
+BITS = {"fp16": 16, "w8a16": 8, "w4a16": 4, "w8a8": 8, "broken": 8}
 LIMITS = {"kl_divergence": 0.03, "top1_agreement": 0.93, "perplexity_increase": 0.04}
 
 

@@ -30,6 +30,7 @@ _MATRICES, _EMBEDDING = "#c9d1d8", "#93a0ab"
 _RECIPE_COLOURS = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, _BLACK)
 _CHIP_MARKERS = ("o", "D", "^", "v", "P", "X")
 _WIDTH = 10.5  # inches; a report's pane at 100 %
+_LARGEST_INCREASE = 0.5  # of the perplexity; what is above is drawn there
 _LEGEND_COLUMNS = 3
 _NINES = 7.0  # what lies above 0.9999999 is drawn there
 _LINE = 0.27  # inches of height of a line of text with its marker
@@ -222,7 +223,7 @@ def _draw_measure(axes: Axes, measure: Measure, points: Sequence[_Point]) -> Non
             clip_on=False,
             zorder=3,
         )
-        axes.annotate(
+        text = axes.annotate(
             measure.write(point.figures[measure.name]),
             (value, number),
             xytext=(7, 0),
@@ -234,6 +235,7 @@ def _draw_measure(axes: Axes, measure: Measure, points: Sequence[_Point]) -> Non
             bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "alpha": 0.75, "lw": 0},
             zorder=4,
         )
+        text.set_in_layout(False)
     low, high = scale.span([*found, *limits.values()])
     axes.set_xlim(low, high)
     for number, limit in limits.items():
@@ -300,29 +302,35 @@ def _nine_ticks(axes: Axes) -> None:
     axes.set_xlabel("cosine")
 
 
-def _percent_ticks(axes: Axes) -> None:
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:g} %" if x <= 1 else ""))
-
-
 def _share_ticks(axes: Axes) -> None:
-    _percent_ticks(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _percent(x) if x <= 1 else ""))
     axes.set_xlabel("of the tokens")
 
 
 def _increase_ticks(axes: Axes) -> None:
-    _percent_ticks(axes)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _percent(x)))
     axes.set_xlabel("more than the original's")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.6g} %"
 
 
 def _same(value: float) -> float:
     return value
 
 
+def _capped(increase: float) -> float:
+    """Return the place of an increase: a ruined model must not squeeze the others."""
+    return min(increase, _LARGEST_INCREASE)
+
+
 _SCALES: Mapping[str, _Scale] = {
     "kl_divergence": _Scale(_orders, _whole_span, _order_ticks),
     "top1_agreement": _Scale(_same, _share_span, _share_ticks),
-    "perplexity_increase": _Scale(_same, _linear_span, _increase_ticks),
+    "perplexity_increase": _Scale(_capped, _linear_span, _increase_ticks),
     "logits_cosine": _Scale(nines, _whole_span, _nine_ticks),
 }
 
@@ -473,7 +481,8 @@ def _size_rows(figures: Figures) -> Iterator[_Bar]:
                 count = manifest["proven"][graph]["bytes"]
                 text = size(count)
                 if graph == "decode":
-                    text += f"; context.bin is {100 * (ratio - 1):+.1f} %".replace("-", "−")
+                    more = "larger" if ratio >= 1 else "smaller"
+                    text += f"; context.bin is {100 * abs(ratio - 1):.1f} % {more}"
                 yield _Bar(_Row(f"{graph}.bin, {part}", group), [(count, _SKY, "")], text)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from snapbake.report_figures import Binary, Figures
 from snapbake.report_html import cells, page, table
-from snapbake.report_words import MEASURES, Measure, cosine, odds, plural, size, small
+from snapbake.report_words import MEASURES, Measure, cosine, odds, perplexity, plural, size, small
 
 _ACCEPTED = '<span class="good verdict">✔ accepted</span>'
 _REFUSED = '<span class="bad verdict">✘ not accepted</span>'
@@ -175,7 +175,9 @@ def _value(
     check = binary.check(measure.name, where) if where else None
     text = measure.write(found[measure.name])
     if measure.name == "perplexity_increase":
-        text = f"{found['perplexity_float']:.2f} → {found['perplexity']:.2f}<br>{text}"
+        text = (
+            f"{perplexity(found['perplexity_float'])} → {perplexity(found['perplexity'])}<br>{text}"
+        )
     if check and not check["passed"]:
         miss = "" if brief else f"<br><small>{measure.write_miss(check)}</small>"
         return cells("td", f'<span class="bad">{text} ✘{miss}</span>', kind="number missed")

@@ -30,6 +30,8 @@ class Measure:
                 return cosine(value)
             case "top1_agreement":
                 return f"{floor(100 * value, 2):.2f}{_NBSP}%"
+        if value > 10:
+            return f"over{_NBSP}+1000{_NBSP}%"
         return f"{round(100 * value, 2) + 0.0:+.2f}{_NBSP}%".replace("-", "−")
 
     def write_limit(self, limit: float) -> str:
@@ -48,7 +50,8 @@ class Measure:
         side = "above" if self.lower_is_better else "below"
         match self.name:
             case "top1_agreement" | "perplexity_increase":
-                return f"{100 * gap:.2g} points {side} the limit"
+                points = f"{100 * gap:.2g}" if gap < 1 else "over 100"
+                return f"{points} points {side} the limit"
         return f"{small(gap)} {side} the limit"
 
 
@@ -81,9 +84,20 @@ MEASURES = (
 
 
 def small(value: float) -> str:
-    """Return a number near zero with its first digits: 0.0079, 1.3 × 10⁻⁶."""
-    if abs(value) >= 1e-4 or value == 0:
-        return f"{value:#.3g}".rstrip(".") if value else "0"
+    """Return a number that is mostly near zero with its first digits: 0.00792, 1.3 × 10⁻⁶."""
+    if value == 0:
+        return "0"
+    if 1e-4 <= abs(value) < 1000:
+        return f"{value:#.3g}".rstrip(".")
+    return _with_exponent(value)
+
+
+def perplexity(value: float) -> str:
+    """Return a perplexity, which is 1 or more, with two decimals or an exponent."""
+    return f"{value:.2f}" if value < 1e5 else _with_exponent(value)
+
+
+def _with_exponent(value: float) -> str:
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa}{_NBSP}×{_NBSP}10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
 

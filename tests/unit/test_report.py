@@ -94,6 +94,7 @@ def test_the_program_refuses_what_it_cannot_read(tmp_path, arguments):
     [
         {"models": ["m"], "recipes": ["w8a16"]},
         {"models": ["m"], "recipes": ["fp16"], "tied": False},
+        {"models": ["m"], "recipes": ["fp16", "broken"]},
         {
             "models": ["m", "qwen3-0.6b", LONG_NAME],
             "contexts": [512, 4096],
@@ -125,6 +126,12 @@ def test_builds_of_every_size_can_be_drawn(tmp_path, choices):
         assert name in verdict
     for soc in built.socs:
         assert f"{soc.upper()} (a phone&#x27;s chip, v75)" in verdict
+
+
+def test_a_build_without_benchmarks_can_be_drawn(built, tmp_path):
+    """Snakemake keeps them in a folder that a person may delete."""
+    draw_report(**{**built.arguments, "benchmarks": tmp_path / "gone"}, output=tmp_path)
+    assert ElementTree.parse(tmp_path / "cost.svg").getroot().get("width") == "756pt"
 
 
 def test_an_accepted_build_is_fit(built, drawn):

@@ -10,7 +10,7 @@ from snapbake.files import read_json
 from snapbake.report_answers import split_at_difference
 from snapbake.report_figures import RecipeKey, ideal_size, read_costs, read_figures
 from snapbake.report_plots import nines
-from snapbake.report_words import MEASURES, cosine, duration, odds, plural, size, small
+from snapbake.report_words import MEASURES, cosine, duration, odds, perplexity, plural, size, small
 
 KL, FIRST_CHOICE, PERPLEXITY, LOGITS = MEASURES
 SPACE = "\N{NO-BREAK SPACE}"
@@ -155,6 +155,11 @@ def test_the_first_other_word_is_found(original, text, parts):
         (PERPLEXITY.write(0.02516), f"+2.52{SPACE}%"),
         (PERPLEXITY.write(-0.0000001), f"+0.00{SPACE}%"),
         (PERPLEXITY.write(-0.0126), f"−1.26{SPACE}%"),
+        (PERPLEXITY.write(4e59), f"over{SPACE}+1000{SPACE}%"),
+        (PERPLEXITY.write_miss({"found": 4e59, "limit": 0.04}), "over 100 points above the limit"),
+        (perplexity(24.4295), "24.43"),
+        (perplexity(4.2e59), f"4.2{SPACE}×{SPACE}10⁵⁹"),
+        (small(135.2), "135"),
         (PERPLEXITY.write_limit(0.04), f"≤{SPACE}+4{SPACE}%"),
         (KL.write_miss({"found": 0.042, "limit": 0.03}), "0.0120 above the limit"),
         (FIRST_CHOICE.write_miss({"found": 0.9, "limit": 0.93}), "3 points below the limit"),

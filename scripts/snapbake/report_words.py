@@ -130,7 +130,8 @@ def size(count: float) -> str:
     """Return a number of bytes in MB or GB (10^6 and 10^9)."""
     if count >= 1e9:
         return f"{count / 1e9:.2f}{_NBSP}GB"
-    return f"{count / 1e6:.1f}{_NBSP}MB"
+    digits = 1 if count >= 1e7 else 2
+    return f"{count / 1e6:.{digits}f}{_NBSP}MB"
 
 
 def duration(seconds: float) -> str:

@@ -146,6 +146,7 @@ def test_the_first_other_word_is_found(original, text, parts):
         (duration(185), "3 min 05 s"),
         (duration(7380), "2 h 03 min"),
         (size(198_197_248), f"198.2{SPACE}MB"),
+        (size(934_000), f"0.93{SPACE}MB"),
         (size(1_510_000_000), f"1.51{SPACE}GB"),
         (plural(1, "token"), "1 token"),
         (plural(5154, "token"), "5\N{THIN SPACE}154 tokens"),

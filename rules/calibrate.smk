@@ -22,8 +22,8 @@ rule select_records:
         "../envs/export.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=15,
+        mem_mb=memory(2000),
+        runtime=minutes(15),
         disk_mb=100,
     params:
         dataset=lambda wildcards: option(

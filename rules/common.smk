@@ -127,15 +127,19 @@ def option(flag, value):
     return [] if value is None else [flag, str(value)]
 
 
-def memory(base_mb, times):
+def memory(base_mb, times=0):
     """Return a resource function: `base_mb` and `times` the size of the inputs, more a retry."""
+    if not times:
+        return lambda wildcards, attempt: attempt * base_mb
     return lambda wildcards, input, attempt: int(
         attempt * (base_mb + times * input.size_mb)
     )
 
 
-def minutes(base, per_gb):
-    """Return a resource function: `base` minutes and `per_gb` for each GB of input."""
+def minutes(base, per_gb=0):
+    """Return a resource function: `base` minutes and `per_gb` for each GB of input, more a retry."""
+    if not per_gb:
+        return lambda wildcards, attempt: attempt * base
     return lambda wildcards, input, attempt: int(
         attempt * (base + per_gb * input.size_mb / 1000) + 1
     )

@@ -22,8 +22,8 @@ rule freeze_shapes:
         "../envs/graph.yaml"
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=5,
+        mem_mb=memory(1000),
+        runtime=minutes(5),
         disk_mb=100,
     params:
         tokens=tokens,
@@ -54,8 +54,8 @@ rule simplify_graph:
         "../envs/graph.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=10,
+        mem_mb=memory(2000),
+        runtime=minutes(10),
         disk_mb=100,
     shell:
         r"""
@@ -111,8 +111,8 @@ rule adapt_graph:
         "../envs/graph.yaml"
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=5,
+        mem_mb=memory(1000),
+        runtime=minutes(5),
         disk_mb=100,
     params:
         tokens=tokens,

@@ -56,8 +56,8 @@ rule draw_report:
         "../envs/report.yaml"
     threads: 1
     resources:
-        mem_mb=1000,
-        runtime=5,
+        mem_mb=memory(1000),
+        runtime=minutes(5),
         disk_mb=100,
     params:
         weight_bits=[

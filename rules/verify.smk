@@ -106,8 +106,8 @@ rule verify_target:
         "../envs/graph.yaml"
     threads: 1
     resources:
-        mem_mb=2000,
-        runtime=10,
+        mem_mb=memory(2000),
+        runtime=minutes(10),
         disk_mb=100,
     params:
         limits=lambda wildcards: [

@@ -69,7 +69,7 @@ rule simplify_graph:
 
 rule write_htp_weights:
     input:
-        program=program("write_htp_weights", "graph"),
+        program=program("write_htp_weights", "export"),
         checkpoint=CHECKPOINT,
     output:
         data="results/{model}/htp/weights.data",
@@ -79,7 +79,7 @@ rule write_htp_weights:
     benchmark:
         "benchmarks/write_htp_weights/{model}.tsv"
     conda:
-        "../envs/graph.yaml"
+        "../envs/export.yaml"
     threads: 2
     resources:
         mem_mb=memory(1500, 2),

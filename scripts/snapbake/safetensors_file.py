@@ -45,13 +45,17 @@ _NOT_FINITE: Mapping[str, tuple[str, int, int]] = {
 }
 FLOAT_TYPES = tuple(_NOT_FINITE)
 
+_IDENTITY = "weights_sha256"
 _LONGEST_HEADER = 100_000_000  # the limit of the safetensors library
 _BLOCK = 1 << 23
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies: `start` and `end` are byte positions in `file`."""
+    """Where a tensor lies: `start` and `end` are byte positions in `file`.
+
+    The file is of safetensors or, see `snapbake.torch_file`, an archive of PyTorch.
+    """
 
     name: str
     dtype: str
@@ -69,16 +73,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     overlong file.
     """
     size = path.stat().st_size
-    if size == 0:
-        raise SnapbakeError(f"{path} is empty; copy or download it again")
     with path.open("rb") as stream:
         first = stream.read(8)
+        refuse_placeholder(path, first)
         length = int.from_bytes(first, "little")
-        if first == b"version ":
-            raise SnapbakeError(
-                f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its "
-                "repository or download the file itself"
-            )
         if size < 8 or not 2 <= length <= _LONGEST_HEADER:
             raise SnapbakeError(f"{path} is not a safetensors file; copy or download it again")
         if 8 + length > size:
@@ -107,6 +105,27 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
+def refuse_placeholder(path: Path, first: bytes) -> None:
+    """Raise when `first`, the beginning of a weight file, says that the weights are elsewhere."""
+    if not first:
+        raise SnapbakeError(f"{path} is empty; copy or download it again")
+    if first.startswith(b"version "):
+        raise SnapbakeError(
+            f"{path} is a Git LFS pointer, not the weights; run `git lfs pull` in its "
+            "repository or download the file itself"
+        )
+
+
+def stored_identity(path: Path) -> str | None:
+    """Return the identity that `write_tensors` noted in a file; None in a file of another tool."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = _parse_header(stream.read(min(length, _LONGEST_HEADER)), path)
+    metadata = header.get("__metadata__")
+    identity = metadata.get(_IDENTITY) if isinstance(metadata, dict) else None
+    return identity if isinstance(identity, str) else None
+
+
 def read_blocks(tensor: TensorInfo) -> Iterator[bytes]:
     """Yield the bytes of a tensor in blocks of 8 MiB at most, whole elements in each."""
     with tensor.file.open("rb") as stream:
@@ -128,26 +147,36 @@ def equal_bytes(first: TensorInfo, second: TensorInfo) -> bool:
     return all(one == other for one, other in pairs)
 
 
-def write_tensors(tensors: Iterable[TensorInfo], output: Path) -> str:
-    """Copy float tensors into one new safetensors file, and return the identity of the weights.
+def scan_tensors(tensors: Iterable[TensorInfo], stream: BinaryIO | None = None) -> str:
+    """Look at every value of float tensors and return the identity of the weights.
 
     The identity is SHA-256 over the tensors in order of their names, each given by its name, type,
     shape and the SHA-256 of its bytes, so it is the same however the tensors are laid out in
-    files. Every value is looked at: NaN or infinity raises SnapbakeError with the tensor's name
-    and place. Equal tensors give an equal file; memory does not grow with the model.
+    files. NaN or infinity raises SnapbakeError with the tensor's name and place. The bytes go to
+    `stream` in the order of `tensors`; memory does not grow with the model.
+    """
+    digests = {tensor: _scan_tensor(tensor, stream) for tensor in tensors}
+    identity = [
+        [tensor.name, tensor.dtype, list(tensor.shape), digests[tensor]]
+        for tensor in sorted(digests, key=lambda tensor: tensor.name)
+    ]
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+
+def write_tensors(tensors: Iterable[TensorInfo], output: Path) -> str:
+    """Copy float tensors into one new safetensors file, and return what `scan_tensors` does.
+
+    The identity is also noted in the file (see `stored_identity`). Equal tensors give an equal
+    file.
     """
     # Wide types first keeps every tensor aligned to its element size.
     ordered = sorted(tensors, key=lambda tensor: (-ITEM_SIZES[tensor.dtype], tensor.name))
-    digests = {}
     with output.open("wb") as stream:
-        stream.write(_header_bytes(ordered))
-        for tensor in ordered:
-            digests[tensor.name] = _copy_tensor(tensor, stream)
-    identity = [
-        [tensor.name, tensor.dtype, list(tensor.shape), digests[tensor.name]]
-        for tensor in sorted(ordered, key=lambda tensor: tensor.name)
-    ]
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+        stream.write(_header_bytes(ordered, "0" * hashlib.sha256().digest_size * 2))
+        identity = scan_tensors(ordered, stream)
+        stream.seek(0)
+        stream.write(_header_bytes(ordered, identity))
+    return identity
 
 
 def _parse_header(content: bytes, path: Path) -> dict[str, Any]:
@@ -194,8 +223,8 @@ def _tensor_info(name: str, entry: Any, path: Path, data_start: int) -> TensorIn
     return TensorInfo(name, dtype, tuple(shape), path, data_start + begin, data_start + end)
 
 
-def _header_bytes(tensors: Iterable[TensorInfo]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def _header_bytes(tensors: Iterable[TensorInfo], identity: str) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", _IDENTITY: identity}}
     position = 0
     for tensor in tensors:
         end = position + tensor.end - tensor.start
@@ -210,7 +239,7 @@ def _header_bytes(tensors: Iterable[TensorInfo]) -> bytes:
     return len(content).to_bytes(8, "little") + content
 
 
-def _copy_tensor(tensor: TensorInfo, stream: BinaryIO) -> str:
+def _scan_tensor(tensor: TensorInfo, stream: BinaryIO | None) -> str:
     unsigned, magnitude, not_finite = _NOT_FINITE[tensor.dtype]
     digest = hashlib.sha256()
     position = 0
@@ -225,5 +254,6 @@ def _copy_tensor(tensor: TensorInfo, stream: BinaryIO) -> str:
             )
         position += codes.size
         digest.update(block)
-        stream.write(block)
+        if stream is not None:
+            stream.write(block)
     return digest.hexdigest()

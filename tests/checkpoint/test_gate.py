@@ -3,9 +3,6 @@
 Normalised folders must give transformers the same logits as the folder that they were made from.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,92 +10,23 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
-from snapbake.checkpoint import OUTPUT_FILES, inspect_checkpoint, prepare_checkpoint
+from gate_tools import (
+    Tensors,
+    as_transformers_5,
+    edit,
+    edit_tensors,
+    logits,
+    prepare,
+    run_script,
+    shard,
+    tree,
+)
+from snapbake.checkpoint import OUTPUT_FILES, inspect_checkpoint
 from snapbake.errors import SnapbakeError
 from snapbake.files import read_json
 from tiny_models import CHAT_TEMPLATE, make_tiny_model
-
-PROGRAM = Path(__file__).parents[2] / "scripts" / "prepare_checkpoint.py"
-IDS = torch.arange(3, 60)[None]
-Tensors = dict[str, torch.Tensor]
-
-
-def prepare(folder: Path, output: Path) -> dict[str, Any]:
-    """Run the gate into `output`/checkpoint and return the summary."""
-    prepare_checkpoint(str(folder), None, output / "checkpoint", output / "checkpoint.json")
-    return read_json(output / "checkpoint.json")
-
-
-def logits(folder: Path) -> torch.Tensor:
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True
-    )
-    assert not any(info.values())
-    with torch.no_grad():
-        return model(IDS).logits
-
-
-def edit(path: Path, **changes: Any) -> None:
-    """Change keys of a JSON file; `...` removes a key."""
-    content = read_json(path) | changes
-    path.write_text(json.dumps({key: value for key, value in content.items() if value is not ...}))
-
-
-def edit_tensors(folder: Path, change: Callable[[Tensors], Any]) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    change(tensors)
-    save_file(tensors, path, metadata={"format": "pt"})
-
-
-def shard(folder: Path, count: int = 3) -> None:
-    """Replace model.safetensors by shards and their index, as save_pretrained writes them."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    weight_map = {}
-    for number in range(count):
-        name = f"model-{number + 1:05}-of-{count:05}.safetensors"
-        part = dict(list(tensors.items())[number::count])
-        save_file(part, folder / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, name)
-    index = {"metadata": {"total_size": 1}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def as_transformers_5(folder: Path) -> None:
-    """Rewrite a folder as transformers 5.6 saves it."""
-    config = read_json(folder / "config.json")
-    edit(
-        folder / "config.json",
-        rope_parameters={
-            "rope_theta": config["rope_theta"],
-            **(config["rope_scaling"] or {"rope_type": "default"}),
-        },
-        rope_theta=...,
-        rope_scaling=...,
-        dtype=config["torch_dtype"],
-        torch_dtype=...,
-        bos_token_id=None,
-        transformers_version="5.6.0",
-    )
-    edit(
-        folder / "tokenizer_config.json",
-        tokenizer_class="TokenizersBackend",
-        backend="tokenizers",
-        is_local=True,
-        extra_special_tokens=["<|im_start|>", "<|im_end|>"],
-    )
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
 
 # ---------------------------------------------------------------------------------------------
 # What is accepted
@@ -474,10 +402,6 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
     "NaN": (poisoned(float("nan")), [FIRST_UP, "NaN", "[5, 6]"]),
     "infinity": (poisoned(float("inf")), [FIRST_UP, "[5, 6]"]),
     "no weights": (removed("model.safetensors"), ["no weights"]),
-    "legacy weights": (
-        both(removed("model.safetensors"), written("pytorch_model.bin", b"x")),
-        ["pytorch_model.bin", "export_legacy_format: false"],
-    ),
     "empty weights": (written("model.safetensors", b""), ["model.safetensors", "is empty"]),
     "Git LFS pointer": (
         written("model.safetensors", "version https://git-lfs.github.com/spec/v1\n"),
@@ -604,18 +528,12 @@ def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
         prepare(folder / "model.safetensors", tmp_path)
 
 
-def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments], capture_output=True, text=True, check=False
-    )
-
-
 def test_the_program_succeeds_and_refuses(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "llama")
     options = ["--output-dir", str(tmp_path / "checkpoint"), "--summary", str(tmp_path / "s.json")]
 
-    good = run_program("--source", str(folder), *options)
-    bad = run_program("--source", str(tmp_path / "none"), *options)
+    good = run_script("prepare_checkpoint.py", "--source", str(folder), *options)
+    bad = run_script("prepare_checkpoint.py", "--source", str(tmp_path / "none"), *options)
 
     assert (good.returncode, good.stderr) == (0, "")
     assert read_json(tmp_path / "s.json")["family"] == "llama"

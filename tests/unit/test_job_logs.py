@@ -21,5 +21,11 @@ def test_only_new_logs_that_end_in_an_error(tmp_path):
     assert find_errors(tmp_path, 990) == [(failed, "error: too large; take a larger chip")]
 
 
+def test_the_end_of_a_traceback_is_an_error_too(tmp_path):
+    log = tmp_path / "simplify_graph.log"
+    log.write_text("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'\n")
+    assert find_errors(tmp_path, 0) == [(log, "ModuleNotFoundError: No module named 'x'")]
+
+
 def test_no_logs_yet(tmp_path):
     assert find_errors(tmp_path / "logs", 0) == []

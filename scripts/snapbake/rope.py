@@ -34,7 +34,7 @@ def rope_tables(
             f"dynamic rope scaling changes all positions beyond {limit} tokens, which fixed tables "
             f"cannot follow; choose a context of at most {limit} tokens"
         )
-    frequencies, gain = _frequencies(rope, head_dim)
+    frequencies, gain = rope_frequencies(rope, head_dim)
     # In float32, as the reference multiplies: at position 30000 the rounding of the angle is
     # visible, and the model was trained and is verified with that rounding.
     angles = np.multiply.outer(
@@ -44,7 +44,7 @@ def rope_tables(
     return np.cos(angles) * scale, np.sin(angles) * scale
 
 
-def _frequencies(rope: RopeSpec, head_dim: int) -> tuple[NDArray[np.float64], float]:
+def rope_frequencies(rope: RopeSpec, head_dim: int) -> tuple[NDArray[np.float64], float]:
     """Return radians a token, float64 [head_dim / 2], and the gain of cos and sin."""
     plain = rope.theta ** -(np.arange(0, head_dim, 2) / head_dim)
     if rope.kind == "linear":

@@ -1,5 +1,9 @@
 #include "genie_dialog.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
 #include <cstdio>
 #include <exception>
 #include <map>
@@ -57,6 +61,14 @@ std::vector<std::unique_ptr<SharedLibrary>> load_qnn(const std::string& folder) 
   return libraries;
 }
 
+// Genie uses the memory of its KV cache as malloc gives it. In half precision what lies there can be
+// so large that the mask does not hide it, so it has to be zero. Android's malloc gives zeros.
+void zero_new_memory() {
+#ifdef __GLIBC__
+  mallopt(M_PERTURB, 0xFF);  // new memory is filled with the complement
+#endif
+}
+
 const char* meaning(genie::Status status) {
   switch (status) {
     case -2:
@@ -108,6 +120,7 @@ GenieDialog::GenieDialog(const std::string& folder, const std::string& config)
     : qnn_libraries_(load_qnn(folder)),
       library_(folder, "libGenie.so"),
       signal_(library_.find<genie::DialogSignal>("GenieDialog_signal")) {
+  zero_new_memory();
   log_ = create_log();
   config_ = create_config(config);
   dialog_ = create_dialog();

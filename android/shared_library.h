@@ -10,12 +10,20 @@
 
 namespace snapbake {
 
+// On a PC the libraries bring LLVM's C++ runtime. They must not find the functions of another one
+// before it, or an exception inside of them ends the process. Sanitizers forbid this mode.
+#if defined(RTLD_DEEPBIND) && !defined(__SANITIZE_ADDRESS__)
+constexpr int kOwnSymbolsFirst = RTLD_DEEPBIND;
+#else
+constexpr int kOwnSymbolsFirst = 0;
+#endif
+
 class SharedLibrary {
  public:
   // Loads `name` from `folder`, or from where the loader looks when `folder` is empty.
   SharedLibrary(const std::string& folder, const std::string& name)
       : path_(folder.empty() ? name : folder + "/" + name),
-        handle_(dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+        handle_(dlopen(path_.c_str(), RTLD_NOW | RTLD_LOCAL | kOwnSymbolsFirst)) {
     if (handle_ == nullptr) {
       throw Failure(path_ + " cannot be loaded: " + last_words() +
                     "; name the folder of Qualcomm's libraries, all of one SDK release");

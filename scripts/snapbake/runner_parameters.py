@@ -17,7 +17,7 @@ def runner_parameters(pair: GraphPair, stop: Sequence[int]) -> dict[str, Any]:
     spec, limit = pair.spec, pair.spec.rope.original_max_position_embeddings
     if spec.rope.kind == "dynamic" and limit is not None and pair.context > limit:
         raise SnapbakeError(
-            f"dynamic rope scaling changes all positions beyond {limit} tokens, and runner.json has "
+            f"dynamic rope scaling changes all positions beyond {limit} tokens and runner.json has "
             f"one set of frequencies; choose a context of at most {limit} tokens"
         )
     frequencies, gain = rope_frequencies(spec.rope, spec.head_dim)

@@ -16,7 +16,7 @@ from onnx import TensorProto, numpy_helper
 from onnxruntime.quantization.calibrate import CalibrationDataReader, CalibrationMethod, TensorsData
 from onnxruntime.quantization.execution_providers.qnn.quant_config import get_qnn_qdq_config
 from onnxruntime.quantization.qdq_quantizer import QDQQuantizer
-from onnxruntime.quantization.quant_utils import QuantType
+from onnxruntime.quantization.quant_utils import QuantType, add_infer_metadata
 
 from snapbake.decoding import Border, GraphPair, border_names
 from snapbake.errors import SnapbakeError
@@ -134,6 +134,8 @@ def quantize_prefill(
 ) -> onnx.ModelProto:
     """Return the QDQ form of the prefill graph, its weights in memory, borders still float."""
     model = onnx.load(path)
+    # The graph has its shapes: without this mark the quantiser would infer them on a copy.
+    add_infer_metadata(model)
     overrides = {name: [encoding.override()] for name, encoding in fixed.items()}
     for node in model.graph.node:
         if node.op_type == "MatMul" and fixed[node.input[1]].bits == 16:
@@ -142,7 +144,8 @@ def quantize_prefill(
                 "recv_nodes": {node.name},
             }
     config = get_qnn_qdq_config(
-        model,
+        # Without weights, because it serialises the model, which protobuf refuses above 2 GB.
+        onnx.load(path, load_external_data=False),
         _NoData(),
         activation_type=_ACTIVATION_TYPES[precision.activation_bits],
         weight_type=_WEIGHT_TYPES[precision.weight_bits],
@@ -167,6 +170,7 @@ def quantize_prefill(
     )
     quantized = quantizer.quantize_model()
     quantizer.model.topological_sort()
+    del quantized.metadata_props[:]
     return quantized
 
 

@@ -12,11 +12,16 @@
 namespace snapbake {
 namespace {
 
+#if defined(__x86_64__)
+constexpr bool kEmulator = true;
+#else
+constexpr bool kEmulator = false;
+#endif
+
 const char* meaning(qnn::Status status) {
   switch (status) {
     case 1000:
-      return "not supported: on a PC no binary loads whose graphs share weights, give the two "
-             "single ones";
+      return "not supported";
     case 1002:
       return "memory allocation: the NPU has no room for it";
     case 1003:
@@ -254,12 +259,17 @@ Context::Context(const QnnSystem& system, const QnnBackend& backend, const std::
                   text(info.core_api) + "), which is newer than libQnnHtp.so (core API " +
                   text(core) + "); take the libraries of that release or of a later one");
   }
-  check("loading " + path + ", QnnContext_createFromBinary",
-        backend.api().context_create_from_binary(backend.handle(), nullptr, nullptr, file.bytes(),
-                                                 file.size(), &handle_, nullptr));
   const bool third = info.version == 3;
   const qnn::GraphInfo* graphs = third ? info.v3.graphs : info.v1.graphs;
   const std::uint32_t count = third ? info.v3.graph_count : info.v1.graph_count;
+  if (kEmulator && count > 1) {
+    throw Failure(path + " holds " + std::to_string(count) +
+                  " graphs with shared weights, at which the emulator of a PC ends the process; "
+                  "give prefill.bin and decode.bin");
+  }
+  check("loading " + path + ", QnnContext_createFromBinary",
+        backend.api().context_create_from_binary(backend.handle(), nullptr, nullptr, file.bytes(),
+                                                 file.size(), &handle_, nullptr));
   try {
     for (const qnn::GraphInfo* graph = graphs; graph != graphs + count; ++graph) {
       if (graph->version < 1 || graph->version > 3) {

@@ -1,10 +1,13 @@
 """Fixtures that every test may use."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from offline_conda import Conda, install_conda
 from tiny_models import make_tiny_model
+from workflow_copy import copy_workflow
 
 FAMILY_NAMES = ("llama", "qwen2", "qwen3")
 
@@ -20,3 +23,16 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def tiny_model(request: pytest.FixtureRequest, tiny_models: dict[str, Path]) -> Path:
     """The folder of a tiny model, one test run a family."""
     return tiny_models[request.param]
+
+
+@pytest.fixture(scope="session")
+def conda(tmp_path_factory: pytest.TempPathFactory) -> Conda:
+    """A conda with which the environments of all rules were created, by Snakemake itself."""
+    if sys.version_info[:2] != (3, 11):
+        pytest.skip("the environments want Python 3.11, and the channel has what runs the tests")
+    folder = tmp_path_factory.mktemp("conda")
+    conda = install_conda(folder / "conda")
+    workflow = copy_workflow(folder / "snapbake")
+    result = workflow.run("all", *conda.options, "--conda-create-envs-only", PATH=conda.path)
+    assert result.code == 0, result.text
+    return conda

@@ -79,16 +79,18 @@ class Result:
 class Workflow:
     """A copy of the workflow in `folder`, and the folder in which it is run.
 
-    `config` are words that every run gets after --config.
+    `config` are words that every run gets after --config; `python` is the one that Snakemake runs
+    in.
     """
 
     folder: Path
     where: Path
     config: tuple[str, ...] = ()
+    python: str = sys.executable
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a run in a process group of its own; it prints to one pipe."""
-        command = [sys.executable, "-m", "snakemake", "--cores", "2"]
+        command = [self.python, "-m", "snakemake", "--cores", "2"]
         if self.where != self.folder:
             command += ["--snakefile", str(self.folder / "Snakefile")]
         return subprocess.Popen(
@@ -99,6 +101,8 @@ class Workflow:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A shell ignores it for what runs in its background, and that is inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def _with_config(self, arguments: Sequence[str]) -> list[str]:

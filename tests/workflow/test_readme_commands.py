@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from offline_conda import install_conda
 from workflow_copy import ROOT, Workflow, copy_workflow
 
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
@@ -32,6 +34,7 @@ def clone(tmp_path_factory) -> Workflow:
         path = workflow.folder / "path" / "to" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    install_conda(workflow.folder / "conda")
     return workflow
 
 
@@ -40,7 +43,7 @@ def test_a_command_is_one_that_snakemake_takes(clone, command):
     if "--rulegraph" not in command:
         command = command.replace("snakemake", "snakemake --dry-run", 1)
     own_folder = str(Path(sys.executable).parent)
-    path = os.pathsep.join([own_folder, *os.get_exec_path()])
+    path = os.pathsep.join([own_folder, f"{clone.folder}/conda/bin", *os.get_exec_path()])
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=clone.folder,

@@ -1,0 +1,117 @@
+"""A tiny model built to the end for the tests of Genie and of the bundle."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from contract_graphs import CHUNK, CONTEXT, graphs_of, make_contract, quantize_tiny, token_ids
+from snapbake.chat_preparation import prepare_chat
+from snapbake.context_binary import compile_graph
+from snapbake.cpu_runner import CpuRunner
+from snapbake.decoding import Decoder, GraphPair, read_pair
+from snapbake.emulator_run import EmulatorRunner
+from snapbake.families import read_spec
+from snapbake.files import read_json
+from snapbake.fp16 import convert_fp16
+from snapbake.genie import Genie
+from snapbake.genie_gate import open_genie
+from snapbake.htp_target import HtpTarget
+from snapbake.prompt_template import PromptTemplate, read_prompt_template
+from tiny_models import make_tiny_model
+
+TARGET = HtpTarget(soc_model=57, arch=75, vtcm_mb=8)
+QUESTIONS = ("Naïve café in the sea, how long?", "What is the capital of France?")
+TOKENS = 6
+
+
+@dataclass(frozen=True)
+class GenieBuild:
+    """A tiny model's checkpoint, the folder of a recipe's graphs, and what belongs to a chip."""
+
+    checkpoint: Path
+    graphs: Path
+    binaries: dict[str, Path]
+    template: Path
+    prompts: Path
+    outputs: Path
+    cpu_outputs: Path
+    chunk: int
+    context: int
+
+    @property
+    def pair(self) -> GraphPair:
+        """What a decoder has to know."""
+        spec = read_spec(read_json(self.checkpoint / "config.json"))
+        return read_pair(spec, self.chunk, self.context, self.graphs / "encodings.json")
+
+    @property
+    def plain(self) -> PromptTemplate:
+        """The prompt template."""
+        return read_prompt_template(self.template)
+
+    def cpu(self) -> CpuRunner:
+        """The same graphs on the CPU."""
+        return CpuRunner(graphs_of(self.graphs), threads=1)
+
+    @contextmanager
+    def genie(self, folder: Path) -> Iterator[Genie]:
+        """Yield Genie over the binaries; `folder` is for a file of its settings."""
+        extensions = folder / "extensions.json"
+        extensions.write_text("{}", encoding="utf-8")
+        with open_genie(
+            self.pair.spec,
+            self.context,
+            self.plain,
+            list(self.binaries.values()),
+            self.checkpoint / "tokenizer.json",
+            extensions,
+        ) as genie:
+            yield genie
+
+
+def make_genie_build(
+    folder: Path,
+    family: str,
+    recipe: str,
+    chunk: int = CHUNK,
+    context: int = CONTEXT,
+    **overrides: object,
+) -> GenieBuild:
+    """Make a tiny model of a family in a recipe ("fp16" or "w8a16") and compile it."""
+    checkpoint = make_tiny_model(folder / "checkpoint", family, layers=1, **overrides)
+    contract = make_contract(checkpoint, folder / "htp", chunk, context)
+    graphs = folder / recipe
+    if recipe == "fp16":
+        convert_fp16(*contract.values(), graphs)
+    else:
+        quantize_tiny(checkpoint, contract, graphs)
+    binaries = {}
+    for name, path in graphs_of(graphs).items():
+        binaries[name] = graphs / f"{name}.bin"
+        compile_graph(path, name, TARGET, binaries[name])
+    build = GenieBuild(
+        checkpoint,
+        graphs,
+        binaries,
+        folder / "template.json",
+        folder / "prompts.json",
+        folder / "outputs.npz",
+        folder / "cpu_outputs.npz",
+        chunk,
+        context,
+    )
+    prepare_chat(checkpoint, QUESTIONS, TOKENS, 1, build.template, build.prompts)
+    _read_text(build, folder)
+    return build
+
+
+def _read_text(build: GenieBuild, folder: Path) -> None:
+    """Let the emulator and the CPU read one chunk, as the verification does."""
+    ids = token_ids(build.chunk, seed=9)
+    with EmulatorRunner(build.binaries, build.pair.borders, folder / "emulator") as emulator:
+        for run, path in ((emulator.run, build.outputs), (build.cpu().run, build.cpu_outputs)):
+            (logits,) = Decoder(build.pair, run).prefill(ids)
+            np.savez(path, reading_0_logits=logits)

@@ -53,6 +53,8 @@ TOKENIZER_FILES = (
     "vocab.json",
 )
 
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_BIAS_KEYS = ("attention_bias", "mlp_bias")  # read by some of the families
 _TORCH_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -169,7 +171,7 @@ def inspect_checkpoint(folder: Path, *, trust_remote_code: bool = False) -> Insp
     tensors, weight_notes = match_weights(spec, find_weights(folder), folder)
     tokenizer = read_tokenizer(folder, spec.vocab_size)
     normal, config_notes = _normalise_config(config, spec, tensors)
-    generation, generation_notes = _generation_config(folder, config, tokenizer)
+    generation, generation_notes = _generation_config(folder, config, tokenizer, spec.vocab_size)
     return Inspection(
         folder=folder,
         spec=spec,
@@ -352,70 +354,92 @@ def _refuse_configured(config: Mapping[str, Any], spec: DecoderSpec, folder: Pat
 def _normalise_config(
     config: Mapping[str, Any], spec: DecoderSpec, tensors: Mapping[str, TensorInfo]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return config.json with every key that matters written out, as transformers 4 reads it."""
-    normal = dict(config)
+    """Return config.json written anew, as transformers 4 reads it, and what is different."""
     notes = []
     if config.get("architectures") != [spec.architecture]:
         notes.append(
             f"config.json: architectures {config.get('architectures')!r} became "
             f"['{spec.architecture}'], as model_type and the tensors prove"
         )
-        normal["architectures"] = [spec.architecture]
     theta, scaling = rope_settings(config)
-    if "rope_parameters" in normal:
-        del normal["rope_parameters"]
+    if "rope_parameters" in config:
         notes.append(
             "config.json: rope_parameters of transformers 5 became rope_theta and rope_scaling"
         )
-    elif scaling != normal.get("rope_scaling"):
+    elif scaling != config.get("rope_scaling"):
         notes.append("config.json: rope_scaling was written with rope_type")
     dtypes = {tensor.dtype for tensor in tensors.values()}
     dtype = _TORCH_DTYPES[dtypes.pop()] if len(dtypes) == 1 else "float32"
-    said = normal.pop("dtype", None) or normal.get("torch_dtype")
+    said = config.get("dtype") or config.get("torch_dtype")
     if said != dtype:
         notes.append(f"config.json: torch_dtype {said!r} became '{dtype}', the type of the tensors")
-    explicit = {
+    normal = {
+        "architectures": [spec.architecture],
         "head_dim": spec.head_dim,
         "hidden_act": "silu",
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.intermediate_size,
         "max_position_embeddings": spec.max_position_embeddings,
+        "model_type": spec.family,
+        "num_attention_heads": spec.heads,
+        "num_hidden_layers": spec.layers,
         "num_key_value_heads": spec.kv_heads,
+        "rms_norm_eps": spec.rms_norm_eps,
         "rope_scaling": scaling,
         "rope_theta": theta,
         "tie_word_embeddings": spec.tied_embeddings,
         "torch_dtype": dtype,
+        "vocab_size": spec.vocab_size,
     }
-    added = sorted(key for key in explicit if key not in {**config, "torch_dtype": None})
-    added = [key for key in added if not key.startswith("rope_")]
+    added = sorted(set(normal) - set(config) - {"rope_scaling", "rope_theta", "torch_dtype"})
     if added:
         notes.append(f"config.json: wrote out {', '.join(added)}")
-    if normal.pop("auto_map", None):
+    kept = [key for key in (*_TOKEN_IDS, *_BIAS_KEYS) if key in config]
+    read = {*normal, *kept, "auto_map", "dtype", "rope_parameters"}
+    # The names of the folder that the model once came from and of its writer are no settings.
+    rest = sorted(set(config) - read - {"_name_or_path", "transformers_version"})
+    if rest:
+        notes.append(f"config.json: left out {', '.join(rest)}, which shape nothing here")
+    if config.get("auto_map"):
         notes.append(
             "config.json: left out auto_map; the code of the model was run on trust, and the "
             "family's own class computes the same logits"
         )
-    # The name of the folder that the model once came from: no meaning, and it breaks equality.
-    for key in ("_name_or_path", "_model_name_or_path"):
-        normal.pop(key, None)
-    return normal | explicit, notes
+    return normal | {key: config[key] for key in kept}, notes
 
 
 def _generation_config(
-    folder: Path, config: Mapping[str, Any], tokenizer: TokenizerFiles
+    folder: Path, config: Mapping[str, Any], tokenizer: TokenizerFiles, vocab_size: int
 ) -> tuple[dict[str, Any], list[str]]:
     path = folder / "generation_config.json"
+    _require_token_ids(config, folder / "config.json", vocab_size)
     notes = []
     if path.is_file():
         content = read_object(path)
+        _require_token_ids(content, path, vocab_size)
     else:
         content = {}
         notes.append("generation_config.json: made, as there was none")
-    for name in ("bos_token", "eos_token", "pad_token"):
-        key = f"{name}_id"
+    for key in _TOKEN_IDS:
         if content.get(key) is None:
             known = config.get(key)
-            value = tokenizer.special_id(name) if known is None else known
+            value = tokenizer.special_id(key.removesuffix("_id")) if known is None else known
             if value is not None:
                 content[key] = value
                 if path.is_file():
                     notes.append(f"generation_config.json: added {key} {value}")
     return content, notes
+
+
+def _require_token_ids(content: Mapping[str, Any], path: Path, vocab_size: int) -> None:
+    """Raise unless the special tokens are ids of the embedding; the end may be one of several."""
+    for key in _TOKEN_IDS:
+        value = content.get(key)
+        ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if value is not None and not (
+            ids and all(type(token) is int and 0 <= token < vocab_size for token in ids)
+        ):
+            raise SnapbakeError(
+                f"{path}: {key} is {value!r}, and the embedding has the ids 0 to {vocab_size - 1}; "
+                "correct it by the tokenizer's"
+            )

@@ -114,8 +114,8 @@ def prove_tokenizer(folder: Path, origin: Path) -> None:
                 "template and tokenizer files of the base model"
             ) from error
         raise SnapbakeError(
-            f"transformers cannot load the tokenizer of {origin} ({error}); copy the tokenizer "
-            "files of the base model"
+            f"transformers cannot load the tokenizer and the settings of {origin} ({error}); copy "
+            "the tokenizer files and generation_config.json of the base model"
         ) from error
     dropped = [message["content"] for message in _PROBE if message["content"] not in used.rendered]
     if dropped:

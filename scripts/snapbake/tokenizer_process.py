@@ -52,7 +52,10 @@ class Usage:
 
 
 def use_tokenizer(folder: Path, messages: Sequence[dict[str, str]]) -> Usage:
-    """Render a conversation and encode the text; raises TokenizerUnfitError."""
+    """Render a conversation and encode the text; raises TokenizerUnfitError.
+
+    generation_config.json, which the tokens that end a text come from, is loaded on the way.
+    """
     answer = _run("use", folder, list(messages))
     return Usage(answer["rendered"], answer["ids"], answer["class_name"])
 
@@ -115,6 +118,12 @@ def main() -> None:
 
 def use(folder: Path, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
     """Do what `use_tokenizer` says in this process; the result is that of `Usage`."""
+    from transformers import GenerationConfig
+
+    try:
+        GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # whatever it makes of settings that are none
+        raise TokenizerUnfitError(f"generation_config.json: {_first_line(error)}") from error
     tokenizer = _load(folder)
     signal.signal(signal.SIGPROF, _stop)
     signal.setitimer(signal.ITIMER_PROF, _RENDER_SECONDS)

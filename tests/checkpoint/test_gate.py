@@ -489,6 +489,36 @@ REFUSALS: dict[str, tuple[Damage, list[str]]] = {
         ["rope_parameters", "full_attention"],
     ),
     "no rope base": (config(rope_theta=...), ["rope_theta"]),
+    "an end token beyond the embedding": (
+        lambda folder: edit(folder / "generation_config.json", eos_token_id=[2, 512]),
+        ["generation_config.json", "eos_token_id", "[2, 512]", "0 to 511"],
+    ),
+    "a token id that is text": (config(bos_token_id="1"), ["config.json", "bos_token_id is '1'"]),
+    "settings that are none": (
+        lambda folder: edit(folder / "generation_config.json", max_new_tokens="many"),
+        ["generation_config.json", "str"],
+    ),
+    "overlong weights": (
+        lambda folder: written(
+            "model.safetensors", (folder / "model.safetensors").read_bytes() + b"x"
+        )(folder),
+        ["model.safetensors", "longer than its header says"],
+    ),
+    "a header that is none": (
+        written("model.safetensors", (2).to_bytes(8, "little") + b"[]"),
+        ["model.safetensors", "header is not an object"],
+    ),
+    "AWQ by config": (config(quantization_config={"quant_method": "awq"}), ["awq", "unquantised"]),
+    "AWQ tensors": (added("model.layers.0.mlp.up_proj.qzeros"), ["qzeros", "quantised"]),
+    "bitsandbytes by config": (
+        config(quantization_config={"load_in_4bit": True}),
+        ["quantised already", "unquantised"],
+    ),
+    "4-bit tensors": (added(f"{FIRST_UP}.quant_map"), ["quant_map", "bitsandbytes"]),
+    "fp8 scales": (added("model.layers.0.mlp.up_proj.weight_scale_inv"), ["weight_scale", "quant"]),
+    "a classifier's second head": (added("classifier.weight"), ["classifier"]),
+    "value head in a pickle": (written("value_head.bin", b""), ["value_head", "reward model"]),
+    "two prefixes": (renamed("base_model.model.module."), ["base_model.model.module."]),
     "broken generation config": (written("generation_config.json", "{"), ["generation_config"]),
 }
 

@@ -1,5 +1,6 @@
 """A tiny model built to the end for the tests of Genie and of the bundle."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,20 +9,23 @@ from pathlib import Path
 import numpy as np
 
 from contract_graphs import CHUNK, CONTEXT, graphs_of, make_contract, quantize_tiny, token_ids
+from snapbake.bundle import BundleParts, make_bundle
 from snapbake.chat_preparation import prepare_chat
 from snapbake.context_binary import compile_graph
 from snapbake.cpu_runner import CpuRunner
 from snapbake.decoding import Decoder, GraphPair, read_pair
 from snapbake.emulator_run import EmulatorRunner
 from snapbake.families import read_spec
-from snapbake.files import read_json
+from snapbake.files import read_json, write_json
 from snapbake.fp16 import convert_fp16
 from snapbake.genie import Genie
 from snapbake.genie_gate import open_genie
 from snapbake.htp_target import HtpTarget
 from snapbake.prompt_template import PromptTemplate, read_prompt_template
+from snapbake.weight_sharing import share_weights
 from tiny_models import make_tiny_model
 
+ROOT = Path(__file__).resolve().parents[1]
 TARGET = HtpTarget(soc_model=57, arch=75, vtcm_mb=8)
 QUESTIONS = ("Naïve café in the sea, how long?", "What is the capital of France?")
 TOKENS = 6
@@ -115,3 +119,85 @@ def _read_text(build: GenieBuild, folder: Path) -> None:
         for run, path in ((emulator.run, build.outputs), (build.cpu().run, build.cpu_outputs)):
             (logits,) = Decoder(build.pair, run).prefill(ids)
             np.savez(path, reading_0_logits=logits)
+
+
+def make_target(build: GenieBuild, results: Path) -> Path:
+    """Lay a build out as the rules do, share the weights and make its bundle.
+
+    Returns results/tiny/c{context}/fp16/sm8650, with the binaries, context.bin and bundle/ in it.
+    """
+    model = results / "tiny"
+    recipe = model / f"c{build.context}" / build.graphs.name
+    target = recipe / "sm8650"
+    (target / "emulator").mkdir(parents=True)
+    shutil.copytree(build.checkpoint, model / "checkpoint")
+    (model / "chat").mkdir()
+    shutil.copy(build.template, model / "chat" / "prompt_template.json")
+    for path in build.graphs.glob("*.*"):
+        shutil.copy(path, target if path.suffix == ".bin" else recipe)
+    calibration = model / f"c{build.context}" / "calibration" / "manifest.json"
+    write_json(calibration, {"seed": 1, "sha256": "00"})
+    write_json(
+        model / "checkpoint.json",
+        {"parameters": 1234, "licence": "mit", "source": {"location": "path/to/tiny"}},
+    )
+    share_weights(
+        recipe / "prefill.onnx",
+        recipe / "decode.onnx",
+        [target / "prefill.bin", target / "decode.bin"],
+        "sm8650",
+        TARGET,
+        [calibration],
+        target / "context.bin",
+        target / "context.json",
+    )
+    figures = dict.fromkeys(
+        (
+            "kl_divergence",
+            "top1_agreement",
+            "logits_cosine",
+            "perplexity",
+            "perplexity_float",
+            "perplexity_increase",
+        ),
+        0.5,
+    )
+    write_json(
+        target / "emulator" / "verify.json",
+        {"emulator": {**figures, "tokens": 9}, "cpu": {**figures, "tokens": 9}, "checks": []},
+    )
+    answer = {"text": "It | is\nso."}
+    write_json(
+        target / "emulator" / "genie.json",
+        {"prompts": [{"question": "What's it?", "genie": answer, "float": answer}]},
+    )
+    bundle_target(target)
+    return target
+
+
+def bundle_target(target: Path) -> None:
+    """Make the bundle of a target folder."""
+    model = target.parents[2]
+    make_bundle(
+        BundleParts(
+            target / "context.bin",
+            target / "context.json",
+            model / "checkpoint",
+            model / "checkpoint.json",
+            model / "chat" / "prompt_template.json",
+            target.parents[1] / "calibration" / "manifest.json",
+            target / "emulator" / "verify.json",
+            target / "emulator" / "genie.json",
+            ROOT / "requirements.txt",
+        ),
+        "tiny",
+        target.parent.name,
+        CONTEXT,
+        CHUNK,
+        "SM8650",
+        "SM8650 (Snapdragon 8 Gen 3, v75)",
+        {"seed": 1},
+        ROOT / "bundle" / "README.md",
+        ROOT / "bundle" / "run_on_phone.sh",
+        target / "bundle",
+    )

@@ -1,0 +1,93 @@
+#!/bin/sh
+# Runs @name@ on a phone: checks phone and SDK, copies what is needed, asks, fetches the answer.
+#
+#   export QNN_SDK_ROOT=/path/to/qairt/@qairt@
+#   ./run_on_phone.sh "your question"
+#
+# ANDROID_SERIAL chooses among several phones. The answer is also written to answer.txt here.
+set -eu
+
+part=@part@
+arch=@arch@
+qairt=@qairt@
+prefix=@prefix@
+suffix=@suffix@
+folder=/data/local/tmp/@folder@
+
+fail() {
+    printf 'error: %s\n' "$1" >&2
+    exit 1
+}
+
+if [ $# -ne 1 ]; then
+    fail "give one question, in quotes: $0 \"your question\""
+fi
+question=$1
+here=$(cd "$(dirname "$0")" && pwd)
+
+# The SDK: all libraries of one release, and none older than the compiler.
+sdk=${QNN_SDK_ROOT:-${QAIRT_SDK_ROOT:-}}
+[ -n "$sdk" ] || fail "QNN_SDK_ROOT is not set; set it to the folder of the QAIRT SDK $qairt or later"
+[ -d "$sdk" ] || fail "QNN_SDK_ROOT, $sdk, is not a folder"
+version=
+if [ -f "$sdk/sdk.yaml" ]; then
+    version=$(sed -n 's/^ *version: *["'\'']\{0,1\}v\{0,1\}\([0-9][0-9.]*\).*/\1/p' "$sdk/sdk.yaml" | head -n 1)
+fi
+if [ -z "$version" ]; then
+    version=$(basename "$sdk")
+fi
+case $version in
+[0-9]*.[0-9]*) ;;
+*) fail "the version of the SDK in $sdk is not known: no sdk.yaml, and the folder has no version for a name" ;;
+esac
+oldest=$(printf '%s\n%s\n' "$qairt" "$version" | sort -V | head -n 1)
+[ "$oldest" = "$qairt" ] || fail "the SDK in $sdk is $version and this model was compiled by $qairt; take that or a later one"
+
+android=$sdk/lib/aarch64-android
+stub=libQnnHtpV${arch}Stub.so
+skel=libQnnHtpV${arch}Skel.so
+set -- \
+    "$sdk/bin/aarch64-android/genie-t2t-run" \
+    "$android/libGenie.so" \
+    "$android/libQnnHtp.so" \
+    "$android/libQnnSystem.so" \
+    "$android/libQnnHtpNetRunExtensions.so" \
+    "$android/$stub" \
+    "$sdk/lib/hexagon-v${arch}/unsigned/$skel"
+for file in "$@"; do
+    [ -f "$file" ] || fail "$file is missing in the SDK $version; it must know Hexagon v$arch"
+done
+
+# The phone.
+command -v adb >/dev/null || fail "adb is not installed; it comes with Android's platform tools"
+state=$(adb get-state 2>/dev/null </dev/null) || state=none
+[ "$state" = device ] || fail "adb sees no phone (state: $state); connect one and allow USB debugging"
+model=$(adb shell getprop ro.soc.model </dev/null | tr -d '\r')
+# Some phones add a letter or a suffix to the part: SM8650-AB, SM8750P.
+case $model in
+"$part" | "$part"[!0-9]*) ;;
+*) fail "the phone's chip is '$model' and this model was compiled for $part; build it for that chip" ;;
+esac
+
+# Copy. A cut-off file would only show as error 5005 when it is loaded.
+adb shell "mkdir -p $folder" </dev/null
+for file in context.bin genie_config.json htp_backend_ext_config.json tokenizer.json; do
+    set -- "$@" "$here/$file"
+done
+prompt=$(mktemp)
+trap 'rm -f "$prompt"' EXIT
+printf '%s%s%s' "$prefix" "$question" "$suffix" >"$prompt"
+adb push "$@" "$folder/" </dev/null >&2
+adb push "$prompt" "$folder/prompt.txt" </dev/null >&2
+wanted=$(sha256sum "$here/context.bin" | cut -d ' ' -f 1)
+found=$(adb shell "sha256sum $folder/context.bin" </dev/null | tr -d '\r' | cut -d ' ' -f 1)
+[ "$found" = "$wanted" ] || fail "context.bin did not arrive whole on the phone; is there space in $folder?"
+
+# Ask. The Skel library is found through ADSP_LIBRARY_PATH, one folder.
+adb shell "cd $folder && chmod +x genie-t2t-run && rm -f answer.txt && \
+    LD_LIBRARY_PATH=$folder ADSP_LIBRARY_PATH=$folder \
+    ./genie-t2t-run -c genie_config.json --prompt_file prompt.txt >answer.txt" </dev/null ||
+    fail "genie-t2t-run failed; see: adb logcat -d | grep -iE 'adsprpc|cdsp|qnn'"
+adb pull "$folder/answer.txt" answer.txt </dev/null >&2
+grep -q BEGIN answer.txt || fail "genie-t2t-run gave no answer; see answer.txt"
+cat answer.txt

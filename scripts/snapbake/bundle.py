@@ -1,0 +1,278 @@
+"""The folder that goes to the phone, and the archive of it."""
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from platform import python_version
+from typing import Any, Final
+
+from snapbake import bundle_manifest
+from snapbake.bundle_check import verify_bundle
+from snapbake.bundle_manifest import describe_file
+from snapbake.errors import SnapbakeError
+from snapbake.families import read_spec
+from snapbake.files import atomic_path, read_json, require_disk_space, write_json
+from snapbake.genie_config import genie_config, htp_extensions
+from snapbake.prompt_template import PromptTemplate, read_prompt_template
+
+_FIGURES: Final = (
+    "tokens",
+    "kl_divergence",
+    "top1_agreement",
+    "logits_cosine",
+    "perplexity",
+    "perplexity_float",
+    "perplexity_increase",
+)
+_PLACE: Final = re.compile(r"@(\w+)@")
+
+
+@dataclass(frozen=True)
+class BundleParts:
+    """The files that a bundle is made of.
+
+    `binary` and `description` are context.bin and context.json, `verdict` and `genie` what the
+    emulator showed (verify.json, genie.json), `summary` is checkpoint.json, `calibration` the
+    manifest of the records, `requirements` the pinned packages.
+    """
+
+    binary: Path
+    description: Path
+    checkpoint: Path
+    summary: Path
+    template: Path
+    calibration: Path
+    verdict: Path
+    genie: Path
+    requirements: Path
+
+
+def make_bundle(
+    parts: BundleParts,
+    model: str,
+    recipe: str,
+    context: int,
+    chunk: int,
+    part: str,
+    chip: str,
+    settings: Mapping[str, Any],
+    readme: Path,
+    script: Path,
+    output: Path,
+) -> None:
+    """Write the bundle's files into the folder `output`, the manifest last, and check them.
+
+    `part` and `chip` are the chip's name of the maker and as a person knows it; `settings` is the
+    configuration that shaped the build; `readme` and `script` are the templates of the README and
+    of run_on_phone.sh, with @names@ for what is filled in. Equal parts give equal bytes.
+    """
+    description, summary = read_json(parts.description), read_json(parts.summary)
+    spec = read_spec(read_json(parts.checkpoint / "config.json"))
+    template = read_prompt_template(parts.template)
+    manifest = output / bundle_manifest.NAME
+    manifest.unlink(missing_ok=True)  # until it is written again, this is no bundle
+    output.mkdir(parents=True, exist_ok=True)
+    require_disk_space(output, parts.binary.stat().st_size + (64 << 20))
+    _copy(parts.binary, output / bundle_manifest.BINARY)
+    _copy(parts.checkpoint / "tokenizer.json", output / bundle_manifest.TOKENIZER)
+    _copy(parts.template, output / bundle_manifest.TEMPLATE)
+    write_json(
+        output / bundle_manifest.CONFIG,
+        genie_config(spec, context, template.stop_ids, [bundle_manifest.BINARY]),
+    )
+    write_json(
+        output / bundle_manifest.EXTENSIONS,
+        htp_extensions(description["soc_model"], description["arch"]),
+    )
+    genie, verdict = read_json(parts.genie), read_json(parts.verdict)
+    words = _words(description, template, model, recipe, context, chunk, part, chip)
+    _write_text(output / "run_on_phone.sh", fill(script, words), executable=True)
+    question = genie["prompts"][0]["question"]
+    page = {
+        **words,
+        "model": model,
+        "title": f"A language model of the family {spec.family}, {summary['parameters']:,} "
+        "parameters",
+        "source": f"`{summary['source']['location']}`",
+        "question": shlex.quote(question),
+        "answers": _answers(genie),
+        "figures": _figures_table(verdict),
+    }
+    _write_text(output / "README.md", fill(readme, page))
+    _write_text(output / "LICENSES", _licences(summary, description))
+    content = {
+        "format": bundle_manifest.FORMAT,
+        "model": model,
+        "recipe": recipe,
+        "context": context,
+        "prefill_chunk": chunk,
+        "target": {
+            "soc": description["soc"],
+            "part": part,
+            "chip": chip,
+            **{key: description[key] for key in ("soc_model", "arch", "vtcm_mb")},
+        },
+        "qairt": {
+            "build": description["qairt_build"],
+            "core_api": description["qnn_core_api"],
+            "htp_backend_api": description["htp_backend_api"],
+            "blob_version": description["blob_version"],
+        },
+        "graphs": description["graphs"],
+        "proven": description["proven"],
+        "checkpoint": summary,
+        "calibration": read_json(parts.calibration),
+        "made_from": description["made_from"],
+        "config": {
+            "content": settings,
+            "sha256": sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        },
+        "tools": {"python": python_version(), "packages": _packages(parts.requirements)},
+        "figures": {
+            where: {name: verdict[where][name] for name in _FIGURES}
+            for where in ("emulator", "cpu")
+        },
+        "limits": verdict["checks"],
+        "genie": genie,
+        "files": {
+            path.relative_to(output).as_posix(): describe_file(path) for path in _files(output)
+        },
+    }
+    write_json(manifest, content)
+    verify_bundle(output, description["soc"])
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a bundle in the order of their names."""
+    return sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
+    )
+
+
+def _copy(source: Path, target: Path) -> None:
+    with atomic_path(target) as temporary:
+        shutil.copyfile(source, temporary)
+
+
+def _write_text(path: Path, text: str, executable: bool = False) -> None:
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    if executable:
+        path.chmod(path.stat().st_mode | 0o111)
+
+
+def fill(template: Path, words: Mapping[str, str]) -> str:
+    """Return a template with its @names@ replaced."""
+
+    def word(match: re.Match[str]) -> str:
+        if match[1] not in words:
+            raise SnapbakeError(f"{template} has @{match[1]}@, for which there is no word; mend it")
+        return words[match[1]]
+
+    return _PLACE.sub(word, template.read_text(encoding="utf-8"))
+
+
+def _words(
+    description: Mapping[str, Any],
+    template: PromptTemplate,
+    model: str,
+    recipe: str,
+    context: int,
+    chunk: int,
+    part: str,
+    chip: str,
+) -> dict[str, str]:
+    build = description["qairt_build"]
+    release = re.match(r"v?(\d+\.\d+\.\d+)", build)
+    if release is None:
+        raise SnapbakeError(
+            f"context.bin was compiled by {build!r}, which is no QAIRT release; compile it again"
+        )
+    return {
+        "name": f"{model}, {recipe}, {context} tokens",
+        "folder": re.sub(r"[^A-Za-z0-9.-]+", "-", f"{model}-c{context}-{recipe}"),
+        "recipe": recipe,
+        "context": str(context),
+        "chunk": str(chunk),
+        "longest": str(context - chunk),
+        "part": part,
+        "chip": chip,
+        "soc": description["soc"],
+        "soc_model": str(description["soc_model"]),
+        "arch": str(description["arch"]),
+        "build": build,
+        "qairt": release[1],
+        # For a shell, line breaks and all.
+        "prefix": shlex.quote(template.prefix),
+        "suffix": shlex.quote(template.suffix),
+    }
+
+
+def _answers(genie: Mapping[str, Any]) -> str:
+    def cell(text: str) -> str:
+        return " ".join(text.replace("|", "\\|").split())
+
+    rows = [
+        f"| {cell(each['question'])} | {cell(each['genie']['text'])} "
+        f"| {cell(each['float']['text'])} |"
+        for each in genie["prompts"]
+    ]
+    return "\n".join(["| question | Genie, this bundle | original, fp32 |", "|---|---|---|", *rows])
+
+
+def _figures_table(verdict: Mapping[str, Any]) -> str:
+    emulator = verdict["emulator"]
+    rows = [
+        ("tokens compared", f"{emulator['tokens']}"),
+        ("KL divergence of the next token, in nats", f"{emulator['kl_divergence']:.4f}"),
+        ("same likeliest token", f"{emulator['top1_agreement']:.1%}"),
+        (
+            "perplexity, original and this",
+            f"{emulator['perplexity_float']:.2f}, {emulator['perplexity']:.2f}",
+        ),
+    ]
+    return "\n".join(
+        ["| on the emulator | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    )
+
+
+def _licences(summary: Mapping[str, Any], description: Mapping[str, Any]) -> str:
+    licence = summary.get("licence") or "not stated by the model; ask its publisher"
+    return f"""\
+context.bin, tokenizer.json, prompt_template.json
+  Made of the model {summary["source"]["location"]}.
+  Licence of the model, as it states it: {licence}
+
+context.bin
+  Compiled by Qualcomm's QAIRT libraries {description["qairt_build"]} out of the package
+  onnxruntime-qnn {description["versions"]["onnxruntime-qnn"]}. Their terms are in that package,
+  Qualcomm_LICENSE.pdf; read them before you pass this file on.
+
+Not in this folder
+  Genie and the QNN libraries of the phone. They come with the QAIRT SDK under Qualcomm's terms.
+
+genie_config.json, htp_backend_ext_config.json, run_on_phone.sh, README.md, MANIFEST.json
+  Written by snapbake for this bundle; use them as you like.
+"""
+
+
+def _packages(requirements: Path) -> dict[str, str]:
+    """Return the versions of the pinned packages: the installed one, else the pin.
+
+    Where each rule has an environment of its own, this one has not all of them.
+    """
+    versions = {}
+    for line in requirements.read_text(encoding="utf-8").splitlines():
+        name, equals, pin = line.partition("==")
+        if equals and not line.startswith("#"):
+            try:
+                versions[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                versions[name] = pin.strip()
+    return versions

@@ -1,0 +1,235 @@
+"""A bundle is whole or refused in one sentence, whatever was done to it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from genie_builds import ROOT, GenieBuild, bundle_target, make_genie_build, make_target
+from snapbake.bundle_archive import pack_bundle
+from snapbake.bundle_check import verify_bundle
+from snapbake.bundle_manifest import NAME, describe_file
+from snapbake.errors import SnapbakeError
+from snapbake.files import read_json, write_json
+
+pytestmark = pytest.mark.slow
+
+VERIFY = ROOT / "scripts" / "verify_bundle.py"
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> GenieBuild:
+    return make_genie_build(
+        tmp_path_factory.mktemp("build"), "llama", "fp16", num_key_value_heads=2
+    )
+
+
+@pytest.fixture(scope="module")
+def target(build: GenieBuild, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_target(build, tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture
+def bundle(target: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return shutil.copytree(target / "bundle", tmp_path / "bundle")
+
+
+def test_a_bundle_is_whole(target: Path) -> None:
+    manifest = verify_bundle(target / "bundle", "sm8650")
+    assert verify_bundle(target / "bundle", "SM8650") == manifest
+    files = {path.name for path in (target / "bundle").iterdir()}
+    assert files == {NAME, *manifest.files}
+    content = read_json(target / "bundle" / NAME)
+    assert content["tools"]["packages"]["onnxruntime-qnn"] == "2.7.0"
+    assert content["made_from"] == read_json(target / "context.json")["made_from"]
+    assert str(target) not in json.dumps(content), "no paths of this machine"
+    readme = (target / "bundle" / "README.md").read_text()
+    assert "@" not in readme
+    assert "It \\| is so." in readme
+    assert "V75Skel" in readme
+
+
+def change_json(name: str, change: Callable[[dict], None]) -> Callable[[Path], None]:
+    """Return a damage: a JSON file is edited and the manifest made to fit, or is it itself."""
+
+    def damage(bundle: Path) -> None:
+        content = read_json(bundle / name)
+        change(content)
+        write_json(bundle / name, content)
+        if name != NAME:
+            refresh(bundle, name)
+
+    return damage
+
+
+def refresh(bundle: Path, name: str) -> None:
+    """Write the hash of a changed file into the manifest, as a forger would."""
+    manifest = read_json(bundle / NAME)
+    manifest["files"][name] = describe_file(bundle / name)
+    write_json(bundle / NAME, manifest)
+
+
+def flip_byte(bundle: Path) -> None:
+    content = bytearray((bundle / "context.bin").read_bytes())
+    content[len(content) // 2] ^= 1
+    (bundle / "context.bin").write_bytes(content)
+
+
+def cut_off(bundle: Path) -> None:
+    path = bundle / "context.bin"
+    path.write_bytes(path.read_bytes()[:-100])
+    refresh(bundle, "context.bin")
+
+
+def rename_file(bundle: Path) -> None:
+    (bundle / "context.bin").rename(bundle / "model.bin")
+
+
+def link(bundle: Path) -> None:
+    (bundle / "tokenizer.json").rename(bundle.parent / "tokenizer.json")
+    (bundle / "tokenizer.json").symlink_to(bundle.parent / "tokenizer.json")
+
+
+def name_outside(content: dict) -> None:
+    content["files"]["../secret"] = {"bytes": 0, "sha256": ""}
+
+
+DAMAGE = {
+    "no manifest": (lambda b: (b / NAME).unlink(), "has no MANIFEST.json"),
+    "manifest cut off": (lambda b: (b / NAME).write_text('{"format": 1'), "not valid JSON"),
+    "manifest of another format": (
+        change_json(NAME, lambda c: c.update(format=2)),
+        "has the format 2",
+    ),
+    "manifest without a chip": (change_json(NAME, lambda c: c.pop("target")), "is not whole"),
+    "manifest is a list": (lambda b: (b / NAME).write_text("[]"), "is not whole"),
+    "flipped byte": (flip_byte, r"context\.bin was changed or damaged"),
+    "binary cut off": (cut_off, r"context\.bin"),
+    "missing file": (lambda b: (b / "genie_config.json").unlink(), "lacks the file genie_config"),
+    "renamed file": (rename_file, r"lacks the file context\.bin"),
+    "file of no one": (lambda b: (b / "extra.so").write_text("x"), r"has the file extra\.so"),
+    "swapped tokenizer": (
+        lambda b: (b / "tokenizer.json").write_text("{}"),
+        r"tokenizer\.json has 2 bytes",
+    ),
+    "file behind a link": (link, "lacks the file tokenizer"),
+    "name outside": (change_json(NAME, name_outside), "outside of it"),
+    "file not in the manifest": (
+        change_json(NAME, lambda c: c["files"].pop("tokenizer.json")),
+        "the manifest of .* lacks tokenizer",
+    ),
+    "edited script": (
+        lambda b: (b / "run_on_phone.sh").write_text("rm -rf /"),
+        r"run_on_phone\.sh has",
+    ),
+    "another soc_model": (
+        change_json(NAME, lambda c: c["target"].update(soc_model=69)),
+        "has the soc_model 57 and the manifest says 69",
+    ),
+    "another arch": (
+        change_json(NAME, lambda c: c["target"].update(arch=79)),
+        "has the arch 75 and the manifest says 79",
+    ),
+    "another SDK": (
+        change_json(NAME, lambda c: c["qairt"].update(build="v2.40.0.1")),
+        "has the QAIRT build v2.51",
+    ),
+    "another VTCM": (
+        change_json(NAME, lambda c: c["target"].update(vtcm_mb=4)),
+        "has the VTCM of .* 8 and the manifest says 4",
+    ),
+    "another encoding": (
+        change_json(NAME, lambda c: c["graphs"]["decode"]["inputs"][1].update(scale=2.0)),
+        "disagree about the tensors of the graph decode",
+    ),
+    "larger context": (
+        change_json("genie_config.json", lambda c: c["dialog"]["context"].update(size=128)),
+        r"context\.size 128 is above the 64 tokens",
+    ),
+    "smaller context": (
+        change_json("genie_config.json", lambda c: c["dialog"]["context"].update(size=32)),
+        r"context\.size of 32 and the manifest says 64",
+    ),
+    "another binary in the config": (
+        change_json(
+            "genie_config.json",
+            lambda c: c["dialog"]["engine"]["model"]["binary"].update({"ctx-bins": ["x.bin"]}),
+        ),
+        r"names the binaries x\.bin",
+    ),
+    "another tokenizer in the config": (
+        change_json("genie_config.json", lambda c: c["dialog"]["tokenizer"].update(path="t")),
+        "names the file t, which is not",
+    ),
+    "another stop token": (
+        change_json("prompt_template.json", lambda c: c.update(stop_ids=[7])),
+        "end an answer at different tokens",
+    ),
+    "settings of another chip": (
+        change_json("htp_backend_ext_config.json", lambda c: c["devices"][0].update(soc_model=69)),
+        "is for soc_model 69",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_refused(bundle: Path, name: str) -> None:
+    damage, words = DAMAGE[name]
+    damage(bundle)
+    with pytest.raises(SnapbakeError, match=words):
+        verify_bundle(bundle)
+
+
+def test_another_chip_is_refused_by_name(target: Path) -> None:
+    with pytest.raises(SnapbakeError, match="is for sm8650 and not for sm8750"):
+        verify_bundle(target / "bundle", "sm8750")
+
+
+def test_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SnapbakeError, match="is not a folder"):
+        verify_bundle(tmp_path / "nothing")
+
+
+def test_the_verifier_needs_neither_torch_nor_onnx(bundle: Path) -> None:
+    blocked = (
+        "import sys, runpy\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'onnx', 'onnxruntime', 'transformers'):\n"
+        "            raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+        f"sys.argv = sys.argv[1:]; sys.path.insert(0, {str(VERIFY.parent)!r})\n"
+        f"runpy.run_path({str(VERIFY)!r}, run_name='__main__')\n"
+    )
+    command = [sys.executable, "-c", blocked, "verify_bundle.py", str(bundle)]
+    good = subprocess.run(command, capture_output=True, text=True)
+    assert good.returncode == 0, good.stderr
+    assert "is whole: 8 files, for sm8650" in good.stdout
+    flip_byte(bundle)
+    bad = subprocess.run(command, capture_output=True, text=True)
+    assert bad.returncode == 1
+    assert bad.stderr.startswith("error: ")
+    assert bad.stderr.count("\n") == 1
+
+
+def test_equal_parts_give_equal_bytes(target: Path, tmp_path: Path) -> None:
+    before = {path.name: path.read_bytes() for path in (target / "bundle").iterdir()}
+    pack_bundle(target / "bundle", tmp_path / "one.tar.zst")
+    shutil.rmtree(target / "bundle")
+    bundle_target(target)
+    for path in (target / "bundle").iterdir():
+        os.utime(path, (1, 1))
+    assert {path.name: path.read_bytes() for path in (target / "bundle").iterdir()} == before
+    pack_bundle(target / "bundle", tmp_path / "two.tar.zst")
+    assert (tmp_path / "one.tar.zst").read_bytes() == (tmp_path / "two.tar.zst").read_bytes()
+    subprocess.run(
+        ["tar", "--zstd", "-xf", str(tmp_path / "one.tar.zst"), "-C", str(tmp_path)], check=True
+    )
+    verify_bundle(tmp_path / "bundle")
+    assert os.access(tmp_path / "bundle" / "run_on_phone.sh", os.X_OK)

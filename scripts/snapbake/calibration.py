@@ -26,6 +26,7 @@ from snapbake.records import (
     UnusableRecordError,
     read_data_set,
 )
+from snapbake.safetensors_file import stored_identity
 from snapbake.token_records import TokenRecord, write_token_records
 
 # Tokens of the context that a prompt leaves for the answer: verification generates as many.
@@ -283,6 +284,7 @@ def _manifest(
         },
         "template_date": TEMPLATE_DATE.isoformat(),
         "tokenizer_sha256": sha256_file(tokenizer.checkpoint / "tokenizer.json"),
+        "weights_sha256": stored_identity(tokenizer.checkpoint / "model.safetensors"),
     }
 
 

@@ -25,6 +25,7 @@ from snapbake.net_run import Emulator
 from snapbake.qnn_system import GraphInfo
 from snapbake.raw_files import file_name, native_type, read_tensor, write_tensor
 from snapbake.reading import decoded_cache, read_text, stacked_cache
+from snapbake.safetensors_file import stored_identity
 from snapbake.subset import load_subset, save_arrays
 
 
@@ -180,5 +181,6 @@ def run_emulator(
             },
             "steps": runner.steps,
             "seconds": round(sum(step["seconds"] for step in runner.steps), 2),
+            "weights_sha256": stored_identity(checkpoint / "model.safetensors"),
         },
     )

@@ -117,7 +117,12 @@ def refuse_placeholder(path: Path, first: bytes) -> None:
 
 
 def stored_identity(path: Path) -> str | None:
-    """Return the identity that `write_tensors` noted in a file; None in a file of another tool."""
+    """Return the identity that `write_tensors` noted in a file.
+
+    None when there is no file, or one of another tool.
+    """
+    if not path.is_file():
+        return None
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = _parse_header(stream.read(min(length, _LONGEST_HEADER)), path)

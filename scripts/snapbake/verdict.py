@@ -98,6 +98,7 @@ def verify_target(
                 "margin_at_difference": subset.answers[0].margin_at_difference(answer),
             },
             "seconds": recorded["seconds"],
+            "weights_sha256": recorded.get("weights_sha256"),
         },
     )
 

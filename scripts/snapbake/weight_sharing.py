@@ -19,6 +19,7 @@ from snapbake.htp_binary import OPTIMIZATION_LEVEL, HtpBinary, read_htp_binary, 
 from snapbake.htp_target import HtpTarget
 from snapbake.onnx_files import external_tensors, load_graph, require_external_data
 from snapbake.qnn_system import GraphInfo, TensorInfo
+from snapbake.safetensors_file import stored_identity
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,14 @@ def share_weights(
     was compiled; its graphs with name, dtype, shape, scale and offset of every input and output
     (real value = (code + offset) x scale); size and SHA-256 of the binary, of the proven ones and
     of all that it was made of: the graphs, their weights and `made_from`, by paths as seen from
-    the manifest. `ratio_to_decode` is its size by that of the decode graph's alone.
+    the manifest. `weights_sha256` is the identity of the checkpoint's weights, which is noted in a
+    safetensors file of `made_from`. `ratio_to_decode` is its size by that of the decode graph's
+    alone.
 
     Raises SnapbakeError when compiling fails and when the binary differs from the proven ones.
     """
+    made_from = list(made_from)
+    weights = [path for path in made_from if path.suffix == ".safetensors"]
     if prefill.name == decode.name:
         raise SnapbakeError(
             f"{prefill} and {decode} have the same file name, from which onnxruntime would give "
@@ -87,6 +92,7 @@ def share_weights(
             part.role: _file(part.proven_path, part.proven_path, manifest) for part in parts
         }
         description["made_from"] = _made_from(parts, made_from, manifest)
+        description["weights_sha256"] = next(filter(None, map(stored_identity, weights)), None)
         with atomic_path(output) as temporary:
             binary.replace(temporary)
     write_json(manifest, description)

@@ -197,7 +197,8 @@ def test_missed_limits_fail_the_build_and_the_report_is_there(copy_of_built: Wor
         assert (folder / target(recipe, "context.bin")).exists()
     assert report.stat().st_mtime_ns > before, "the report is new"
     figures = {
-        "fp16": r"the cosine of the logits on the emulator is 0\.\d+, [\d.e-]+ below the limit of 1 ",
+        "fp16": r"the cosine of the logits on the emulator is "
+        r"0\.\d+, [\d.e-]+ below the limit of 1 ",
         "w8a16": r"the KL divergence of the next-token distributions on the emulator is "
         r"[\d.e-]+, [\d.e-]+ above the limit of 1e-09 ",
     }

@@ -14,5 +14,5 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmNode]:
         pytest.fail(reason)
     if reason:
         pytest.skip(reason)
-    with SlurmNode(tmp_path_factory.mktemp("slurm") / "node") as node:
+    with SlurmNode(tmp_path_factory.mktemp("slurm") / "node", slots=4) as node:
         yield node

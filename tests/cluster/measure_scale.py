@@ -1,6 +1,7 @@
 """What Snakemake and Slurm cost, measured with many jobs that only sleep.
 
     python tests/cluster/measure_scale.py --artifacts 200 slurm
+    python tests/cluster/measure_scale.py --artifacts 200 --together 10 slurm
     python tests/cluster/measure_scale.py --artifacts 200 cores
 
 builds that many binaries ({graph}.bin) of small models, recipes and chips with stand-ins for the
@@ -23,6 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "scripts")]
 
+import yaml  # noqa: E402
 from slurm_node import SlurmNode  # noqa: E402
 from slurm_runs import PROFILE, SLEEP, prepend  # noqa: E402
 
@@ -31,6 +33,7 @@ from workflow_copy import Workflow, copy_workflow  # noqa: E402
 CHIPS = ("sm8550", "sm8650", "sm8750", "sm8850", "qcs8550")
 GRAPHS = ("prefill", "decode")
 RECIPES = ("fp16", "w8a16")
+SLOTS = os.cpu_count() or 1
 MODEL_BINARIES = len(CHIPS) * len(GRAPHS) * len(RECIPES)
 
 
@@ -112,11 +115,20 @@ def held_seconds(jobs: set[str]) -> float:
     return sum(times) / len(times)
 
 
-def measure(folder: Path, artifacts: int, seconds: float, on_slurm: bool) -> Scale:
-    """Plan, build and plan again; with `on_slurm` a node must be there."""
-    slots = os.cpu_count() or 1
+def measure(
+    folder: Path, artifacts: int, seconds: float, slots: int, on_slurm: bool, together: int = 1
+) -> Scale:
+    """Plan, build and plan again; with `on_slurm` a node of so many slots must be there.
+
+    `together` is how many binaries are compiled in one allocation.
+    """
     workflow, binaries = prepare(folder, artifacts, seconds)
     options = PROFILE if on_slurm else ("--cores", str(slots))
+    if together > 1:
+        profile = yaml.safe_load((folder / "profiles" / "slurm" / "config.yaml").read_text())
+        groups = profile["groups"] | {"compile_graph": "compile"}
+        options += ("--groups", *(f"{rule}={group}" for rule, group in groups.items()))
+        options += ("--group-components", f"compile={together}")
 
     started = time.monotonic()
     jobs = sum(workflow.plan(*binaries).values())
@@ -145,13 +157,21 @@ def main() -> None:
     parser.add_argument("where", choices=("slurm", "cores"), help="what runs the jobs")
     parser.add_argument("--artifacts", type=int, default=200, help="binaries to build")
     parser.add_argument("--seconds", type=float, default=2, help="how long every job sleeps")
+    parser.add_argument(
+        "--together", type=int, default=1, help="how many are compiled in one allocation"
+    )
     arguments = parser.parse_args()
     on_slurm = arguments.where == "slurm"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with SlurmNode(folder / "node") if on_slurm else nullcontext():
+        with SlurmNode(folder / "node", SLOTS) if on_slurm else nullcontext():
             scale = measure(
-                folder / "snapbake", arguments.artifacts, arguments.seconds, on_slurm=on_slurm
+                folder / "snapbake",
+                arguments.artifacts,
+                arguments.seconds,
+                SLOTS,
+                on_slurm,
+                arguments.together,
             )
     print(scale)
 

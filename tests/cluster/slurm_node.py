@@ -7,6 +7,7 @@ the jobs and kills those that take more than they asked for.
 
 import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -32,6 +33,7 @@ CredType=cred/none
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
+SlurmdParameters=config_overrides
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -69,10 +71,15 @@ def missing() -> str | None:
 
 
 class SlurmNode:
-    """The node; use it in a `with` statement. Only one can run at a time on a machine."""
+    """The node; use it in a `with` statement. Only one can run at a time on a machine.
 
-    def __init__(self, folder: Path) -> None:
+    It offers `slots` processors, however many the machine has: jobs that wait for something else
+    than a processor leave it to others.
+    """
+
+    def __init__(self, folder: Path, slots: int) -> None:
         self.folder = folder
+        self.slots = slots
         self.daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "SlurmNode":
@@ -92,7 +99,7 @@ class SlurmNode:
     def _start(self) -> None:
         for name in ("state", "spool"):
             (self.folder / name).mkdir(parents=True)
-        hardware = run("slurmd", "-C").splitlines()[0].split(maxsplit=1)[1]
+        memory = re.search(r"RealMemory=\d+", run("slurmd", "-C"))[0]
         settings = self.folder / "slurm.conf"
         settings.write_text(
             TEMPLATE.format(
@@ -100,7 +107,7 @@ class SlurmNode:
                 controller_port=free_port(),
                 node_port=free_port(),
                 folder=self.folder,
-                hardware=hardware,
+                hardware=f"CPUs={self.slots} {memory}",
             )
         )
         SETTINGS.parent.mkdir(exist_ok=True)

@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = ["README.md", "README.zh-CN.md"]
-DOCUMENTS = [*READMES, "docs/graph-contract.md", "docs/verification.md"]
+DOCUMENTS = [
+    *READMES,
+    "docs/cluster.md",
+    "docs/graph-contract.md",
+    "docs/verification.md",
+    "profiles/README.md",
+]
 FOLDERS = ["config", "docs", "envs", "profiles", "report", "rules", "scripts", "tests"]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 

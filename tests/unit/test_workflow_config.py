@@ -95,6 +95,30 @@ def test_editors_are_told_the_schema(name):
     assert first == f"# yaml-language-server: $schema=schemas/{name}.schema.yaml"
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["given", "beside it"])
+def test_the_base_of_an_adapter_is_an_input(config, place, given):
+    for name, text in (
+        ("adapter/adapter_config.json", '{"base_model_name_or_path": "Org/Tiny-1B"}'),
+        ("adapter/adapter_model.safetensors", ""),
+        ("Tiny-1B/config.json", "{}"),
+        ("Tiny-1B/pytorch_model.bin", ""),
+    ):
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text(text)
+    base = {"base": "Tiny-1B"} if given else {}
+
+    build = resolve_build(config | {"model": "adapter", "data": "train.json", **base}, ROOT)
+
+    model = build.models["adapter"]
+    assert (model.base, model.trust_remote_code) == (base.get("base"), False)
+    assert {Path(path).name for path in model.source_files} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "config.json",
+        "pytorch_model.bin",
+    }
+
+
 @pytest.mark.usefixtures("place")
 def test_one_model_on_the_command_line(config):
     build = resolve_build(config | {"model": "saves/My model (v2)", "data": "train.json"}, ROOT)

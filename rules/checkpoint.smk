@@ -23,7 +23,7 @@ rule prepare_checkpoint:
     resources:
         mem_mb=memory(3000, 2.5),
         runtime=minutes(20, 2),
-        disk_mb=disk(4),
+        disk_mb=disk(6),
     params:
         source=lambda wildcards: BUILD.models[wildcards.model].source,
         sha256=lambda wildcards: option(

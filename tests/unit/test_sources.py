@@ -341,6 +341,20 @@ def test_a_model_from_hugging_face(hub: dict[str, str], tmp_path: Path) -> None:
     assert read_json(tmp_path / "second" / "s.json") == summary
 
 
+def test_a_repository_without_safetensors(hub: dict[str, str], tmp_path: Path) -> None:
+    weights = tmp_path / "served" / "model.safetensors"
+    tensors = load_file(weights)
+    torch.save(tensors, tmp_path / "served" / "pytorch_model.bin")
+    weights.unlink()
+
+    said = prepare("hf://org/tiny@main", tmp_path / "out", hub)
+
+    assert "error" not in said
+    saved = load_file(tmp_path / "out" / "checkpoint" / "model.safetensors")
+    assert all(torch.equal(saved[name], tensor) for name, tensor in tensors.items())
+    assert not list((tmp_path / "cache").rglob("training_args.bin"))
+
+
 @pytest.mark.parametrize(
     ("source", "changes", "facts"),
     [

@@ -80,13 +80,14 @@ class Workflow:
     """A copy of the workflow in `folder`, and the folder in which it is run.
 
     `config` are words that every run gets after --config; `python` is the one that Snakemake runs
-    in.
+    in, and `seconds` what a run may take.
     """
 
     folder: Path
     where: Path
     config: tuple[str, ...] = ()
     python: str = sys.executable
+    seconds: float = 900
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a run in a process group of its own; it prints to one pipe."""
@@ -116,7 +117,7 @@ class Workflow:
     def run(self, *arguments: str, **environment: str) -> Result:
         process = self.start(*arguments, **environment)
         try:
-            text, _ = process.communicate(timeout=900)
+            text, _ = process.communicate(timeout=self.seconds)
         finally:
             end_group(process)
         return Result(process.returncode, text, count_jobs(text))

@@ -123,6 +123,7 @@ def measure(
     `together` is how many binaries are compiled in one allocation.
     """
     workflow, binaries = prepare(folder, artifacts, seconds)
+    workflow.seconds = 4 * 3600
     options = PROFILE if on_slurm else ("--cores", str(slots))
     if together > 1:
         profile = yaml.safe_load((folder / "profiles" / "slurm" / "config.yaml").read_text())

@@ -5,6 +5,7 @@ is then the same quantised graph with the decode graph's shapes: the two float g
 for these, so every tensor, weight or activation, has the same encoding in both by construction.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +24,13 @@ from snapbake.errors import SnapbakeError
 from snapbake.external_data import ExternalWeights, point_to
 from snapbake.families import DecoderSpec
 from snapbake.files import atomic_path, require_disk_space, write_json
-from snapbake.ranges import Ranges, observe_ranges
+from snapbake.ranges import MASK_VALUE, Ranges, observe_ranges
 from snapbake.rope import rope_tables
 
 _ACTIVATION_TYPES = {16: QuantType.QUInt16, 8: QuantType.QUInt8}
 _WEIGHT_TYPES = {8: QuantType.QInt8, 4: QuantType.QInt4}
-# Added to the scores of positions that must not be seen. It stretches the 16-bit range of the
-# scores, so it is as small as hides surely: exp(-100) is far below one step of a 16-bit softmax.
-MASK_VALUE = -100.0
+# At least this is taken off the scores of positions that must not be seen.
+_LEAST_MASK = 100.0
 _INLINE_LIMIT = 1024  # bytes; larger tensors go to the shared weight file
 
 
@@ -88,6 +88,20 @@ class _NoData(CalibrationDataReader):
         return {}
 
 
+def mask_value(ranges: Ranges, layers: int) -> float:
+    """Return what to add to the scores of positions that must not be seen.
+
+    It takes the largest score of every layer to the bottom of what its softmax reads, where nothing
+    has a share any more. Some models need more than others: where biases make all scores of a head
+    -200, a position with the score 0 - 100 would be the only one to be seen.
+    """
+    needed = (
+        ranges[f"layers.{layer}.scores"][1] - ranges[f"layers.{layer}.masked"][0]
+        for layer in range(layers)
+    )
+    return -float(max(_LEAST_MASK, *(math.ceil(value) for value in needed)))
+
+
 def fixed_encodings(ranges: Ranges, spec: DecoderSpec, precision: Precision) -> dict[str, Encoding]:
     """Return the encodings that do not follow from one tensor's observed range.
 
@@ -99,7 +113,7 @@ def fixed_encodings(ranges: Ranges, spec: DecoderSpec, precision: Precision) -> 
     bits = precision.activation_bits
     largest = float(rope_tables(spec.rope, spec.head_dim, np.zeros(1, np.int64))[0].max())
     encodings = {
-        "attention_mask": Encoding.of_range(MASK_VALUE, 0.0, bits),
+        "attention_mask": Encoding.of_range(mask_value(ranges, spec.layers), 0.0, bits),
         "position_ids_cos": Encoding.of_range(-largest, largest, bits),
         "position_ids_sin": Encoding.of_range(-largest, largest, bits),
     }
@@ -347,7 +361,11 @@ def quantize_pair(
             onnx.save(model, temporary)
     write_json(
         output / "encodings.json",
-        {"tensors": borders, "activations": encodings, "mask_value": MASK_VALUE},
+        {
+            "tensors": borders,
+            "activations": encodings,
+            "mask_value": mask_value(ranges, spec.layers),
+        },
     )
 
 

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
 from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
 
@@ -25,10 +25,19 @@ Ranges = dict[str, tuple[float, float]]
 
 # How many tokens at the end of each record go through the decode graph.
 DECODE_STEPS = 4
+# Added to the scores of positions that must not be seen: in fp32 their share is exactly 0.
+MASK_VALUE = -10000.0
+# What lies further below the largest value of its row has no share in a softmax. In 16 bits 20
+# would do; the rest is room for rows whose values all lie lower than any that was observed.
+_SOFTMAX_DEPTH = 40.0
 
 
 class RangeObserver:
-    """Runs the two fp32 graphs and keeps the smallest and largest value of every float tensor."""
+    """Runs the two fp32 graphs and keeps the smallest and largest value of every float tensor.
+
+    What a Softmax reads counts only as far down as it has a share in the result, so hidden
+    positions do not stretch its range: they may saturate.
+    """
 
     def __init__(self, graphs: Mapping[str, Path], threads: int) -> None:
         self._sessions = {name: _observed(path, threads) for name, path in graphs.items()}
@@ -43,8 +52,8 @@ class RangeObserver:
         # Only dense tensors leave these graphs.
         results = cast(list[NDArray], session.run(None, feeds))
         extremes = results[len(own) :]
-        for index, name in enumerate(watched):
-            self._widen(name, float(extremes[2 * index]), float(extremes[2 * index + 1]))
+        for index, (name, depth) in enumerate(watched.items()):
+            self._widen(name, float(extremes[2 * index]) - depth, float(extremes[2 * index + 1]))
         return dict(zip(own, results, strict=False))
 
     def _widen(self, name: str, low: float, high: float) -> None:
@@ -57,25 +66,40 @@ class RangeObserver:
         self.ranges[name] = (min(low, old_low), max(high, old_high))
 
 
-def _observed(path: Path, threads: int) -> tuple[InferenceSession, list[str], list[str]]:
-    """Open a graph that also returns ReduceMin and ReduceMax of each float tensor it computes."""
+def _observed(path: Path, threads: int) -> tuple[InferenceSession, dict[str, float], list[str]]:
+    """Open a graph that also returns the smallest and largest value of each float tensor.
+
+    Returns the session, the tensors that it computes and the names of its own outputs. For what a
+    Softmax reads it returns the smallest of the rows' largest values in place of the smallest; a
+    tensor comes with how far below that its range reaches.
+    """
     model = onnx.load(path, load_external_data=False)
     kinds = {
         value.name: value.type.tensor_type.elem_type
         for value in [*model.graph.value_info, *model.graph.output]
     }
     own = [value.name for value in model.graph.output]
-    watched = [
-        name
-        for node in model.graph.node
+    nodes = list(model.graph.node)
+    depths = {node.input[0]: _SOFTMAX_DEPTH for node in nodes if node.op_type == "Softmax"}
+    watched = {
+        name: depths.get(name, 0.0)
+        for node in nodes
         for name in node.output
         if kinds.get(name) == TensorProto.FLOAT
-    ]
+    }
+    last_axis = numpy_helper.from_array(np.array([-1], np.int64), "last axis")
+    model.graph.initializer.append(last_axis)
     for name in watched:
-        for kind in ("ReduceMin", "ReduceMax"):
+        lows = name
+        if name in depths:
+            lows = f"{name}:rows"
+            model.graph.node.append(
+                helper.make_node("ReduceMax", [name, last_axis.name], [lows], name=lows)
+            )
+        for kind, source in (("ReduceMin", lows), ("ReduceMax", name)):
             output = f"{name}:{kind}"
             model.graph.node.append(
-                helper.make_node(kind, [name], [output], name=output, keepdims=0)
+                helper.make_node(kind, [source], [output], name=output, keepdims=0)
             )
             model.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, []))
     options = SessionOptions()
@@ -97,7 +121,8 @@ def observe_ranges(
     """Run the records (token ids) through "prefill" and "decode"; return each tensor's range.
 
     The last tokens of a record go through the decode graph. A prefill chunk that the record does
-    not fill is filled with the record's own first tokens, so that no padding widens a range.
+    not fill is filled with the record's own first tokens, so that no padding widens a range. The
+    mask of `pair` must hide exactly (`MASK_VALUE`).
     """
     if not records:
         raise SnapbakeError("there are no calibration records; choose some with select_records")

@@ -21,17 +21,15 @@ from contract_graphs import (
 from snapbake.decoding import Decoder, Feeds
 from snapbake.errors import SnapbakeError
 from snapbake.files import read_json
-from snapbake.ranges import DECODE_STEPS, RangeObserver, Ranges, observe_ranges
+from snapbake.ranges import DECODE_STEPS, MASK_VALUE, RangeObserver, Ranges, observe_ranges
 from snapbake.torch_reference import TorchModel
 from tiny_models import make_tiny_model
-
-MASK = -100.0
 
 
 def observe(
     folder: Path, checkpoint: Path, records: Sequence[Sequence[int]], context: int = CONTEXT
 ) -> Ranges:
-    pair = float_pair(checkpoint, context=context, mask=MASK)
+    pair = float_pair(checkpoint, context=context, mask=MASK_VALUE)
     return observe_ranges(graphs_of(folder), pair, records, threads=2)
 
 
@@ -74,10 +72,12 @@ def recomputed(folder: Path, checkpoint: Path, ids: list[int]) -> Ranges:
         outputs = dict(zip(names, session.run(names, feeds), strict=True))
         for name, value in {**feeds, **outputs}.items():
             low, high = ranges.get(name, (np.inf, -np.inf))
-            ranges[name] = min(low, float(value.min())), max(high, float(value.max()))
+            # What a softmax reads counts down to 40 below the largest of the row.
+            lowest = value.max(axis=-1).min() - 40 if name.endswith(".masked") else value.min()
+            ranges[name] = min(low, float(lowest)), max(high, float(value.max()))
         return outputs
 
-    decoder = Decoder(float_pair(checkpoint, mask=MASK), run)
+    decoder = Decoder(float_pair(checkpoint, mask=MASK_VALUE), run)
     list(decoder.prefill(ids[:-DECODE_STEPS]))
     for token in ids[-DECODE_STEPS:]:
         decoder.step("decode", [token])
@@ -187,7 +187,7 @@ def resident_bytes() -> int:
 def test_memory_does_not_grow_with_the_records(
     tiny_models: dict[str, Path], contract: dict[str, Path]
 ) -> None:
-    pair = float_pair(tiny_models["llama"], mask=MASK)
+    pair = float_pair(tiny_models["llama"], mask=MASK_VALUE)
     observer = RangeObserver(graphs_of(contract["llama"]), threads=2)
 
     def read(count: int) -> None:

@@ -1,6 +1,7 @@
 """Copies of the workflow for the tests of this folder."""
 
 import pytest
+
 from workflow_copy import Workflow, copy_workflow
 
 

@@ -2,8 +2,7 @@
 
     snakemake --cores 4 all
 
-builds what config/config.yaml names, into results/. Any file under results/ can be asked for by
-its path as well.
+builds what config/config.yaml names, into results/, where any file can be asked for by its path.
 """
 
 from snakemake.utils import min_version
@@ -23,6 +22,7 @@ include: "rules/quantize.smk"
 include: "rules/compile.smk"
 include: "rules/net_run.smk"
 include: "rules/verify.smk"
+include: "rules/android.smk"
 include: "rules/report.smk"
 
 

@@ -1,7 +1,14 @@
 """Errors that are meant to be read by people, and the wrapper that prints them."""
 
+import errno
 import sys
 from collections.abc import Callable
+
+# What a person may do about an error of the operating system, by its number.
+_WAYS_OUT = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT),
+    "; free some space or move the results folder with `snakemake --directory`",
+)
 
 
 class SnapbakeError(Exception):
@@ -26,7 +33,8 @@ def run_program(main: Callable[[], None]) -> None:
         if error.errno is None:
             raise
         place = f" ({error.filename})" if error.filename else ""
-        print(f"error: {error.strerror}{place}", file=sys.stderr)
+        way_out = _WAYS_OUT.get(error.errno, "")
+        print(f"error: {error.strerror}{place}{way_out}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

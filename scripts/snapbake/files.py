@@ -87,6 +87,11 @@ def require_disk_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise SnapbakeError(
-            f"{folder} needs {needed / 1e9:.1f} GB of disk space and {free / 1e9:.1f} GB is free; "
+            f"{folder} needs {_in_words(needed)} of disk space and {_in_words(free)} is free; "
             "free some space or move the results folder with `snakemake --directory`"
         )
+
+
+def _in_words(size: int) -> str:
+    """Return a number of bytes in the unit that says most."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"

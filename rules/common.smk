@@ -7,6 +7,7 @@ import atexit
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -162,3 +163,17 @@ def print_errors():
 def print_errors_last():
     """Do so when Snakemake has said what it says at the end of a run."""
     atexit.register(print_errors)
+
+
+def remove_leftovers():
+    """Remove what killed programs left half-written, beside the files that they meant to write.
+
+    Nothing else runs in this folder when a run starts, for Snakemake has locked it.
+    """
+    for path in list(Path("results").rglob(".*")):
+        if re.fullmatch(r"\..+\.[a-z0-9_]{8}", path.name):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+onstart:
+    remove_leftovers()

@@ -126,11 +126,6 @@ GenieDialog::GenieDialog(const std::string& folder, const std::string& config)
   dialog_ = create_dialog();
 }
 
-GenieDialog::~GenieDialog() {
-  stop();
-  const std::lock_guard lock(one_query_);
-}
-
 GenieDialog::Owned GenieDialog::create_log() {
   const std::uint32_t major = library_.get<genie::GetApiVersion>("Genie_getApiMajorVersion")();
   if (major != genie::kMajorVersion) {
@@ -179,11 +174,7 @@ void GenieDialog::check(const char* call, genie::Status status) const {
 
 Ending GenieDialog::query(const std::string& prompt,
                           const std::function<bool(const char*)>& listener) {
-  Listening<const char*> listening{listener, [this] { stop(); },
-                                   [this] {
-                                     const std::lock_guard lock(state_);
-                                     return stopping_;
-                                   },
+  Listening<const char*> listening{listener, [this] { stop(); }, [this] { return stopping(); },
                                    nullptr};
   const auto callback = [](const char* text, std::int32_t, const void* user) {
     if (text == nullptr || *text == '\0') return;
@@ -201,12 +192,7 @@ Ending GenieDialog::query(
     const std::vector<std::uint32_t>& prompt,
     const std::function<bool(const std::uint32_t*, std::size_t)>& listener) {
   using Tokens = Listening<const std::uint32_t*, std::size_t>;
-  Tokens listening{listener, [this] { stop(); },
-                   [this] {
-                     const std::lock_guard lock(state_);
-                     return stopping_;
-                   },
-                   nullptr};
+  Tokens listening{listener, [this] { stop(); }, [this] { return stopping(); }, nullptr};
   const auto callback = [](const std::uint32_t* tokens, std::uint32_t count, std::int32_t,
                            const void* user) {
     if (tokens == nullptr || count == 0) return;
@@ -225,6 +211,7 @@ Ending GenieDialog::run(const char* call, const std::function<genie::Status()>& 
   const std::lock_guard one(one_query_);
   {
     const std::lock_guard lock(state_);
+    if (closed_) return Ending::kStopped;
     running_ = true;
     stopping_ = false;
   }
@@ -244,12 +231,25 @@ Ending GenieDialog::run(const char* call, const std::function<genie::Status()>& 
   return status == genie::kContextExceeded ? Ending::kContextFull : Ending::kComplete;
 }
 
+bool GenieDialog::stopping() {
+  const std::lock_guard lock(state_);
+  return stopping_;
+}
+
 void GenieDialog::stop() {
   const std::lock_guard lock(state_);
   if (!running_) return;
   stopping_ = true;
   // A release without the signal goes on to the end of the answer, which is not handed over.
   if (signal_ != nullptr) signal_(dialog_.get(), genie::kAbort);
+}
+
+void GenieDialog::close() {
+  {
+    const std::lock_guard lock(state_);
+    closed_ = true;
+  }
+  stop();
 }
 
 void GenieDialog::reset() {

@@ -24,8 +24,6 @@ class GenieDialog {
   GenieDialog(const std::string& folder, const std::string& config);
   GenieDialog(const GenieDialog&) = delete;
   GenieDialog& operator=(const GenieDialog&) = delete;
-  // Stops a query that runs in another thread and waits for its end.
-  ~GenieDialog();
 
   // Continue a prompt and hand over what follows as it is made; block until the end. One query runs
   // at a time, others wait. A listener that returns false stops the query. Text comes in pieces of
@@ -36,6 +34,8 @@ class GenieDialog {
 
   // Stops the query that runs, from any thread; without one it does nothing.
   void stop();
+  // Stops the query that runs and all that wait.
+  void close();
   // Forgets the conversation so far.
   void reset();
   // Limits the tokens of an answer.
@@ -49,6 +49,7 @@ class GenieDialog {
   Owned create_config(const std::string& config);
   Owned create_dialog();
   void check(const char* call, genie::Status status) const;
+  bool stopping();
   Ending run(const char* call, const std::function<genie::Status()>& query);
 
   std::vector<std::unique_ptr<SharedLibrary>> qnn_libraries_;
@@ -56,9 +57,10 @@ class GenieDialog {
   Owned log_, config_, dialog_;  // in this order: the dialog is freed first
   genie::DialogSignal* signal_;
   std::mutex one_query_;
-  std::mutex state_;  // of running_ and stopping_
+  std::mutex state_;  // of what follows
   bool running_ = false;
   bool stopping_ = false;
+  bool closed_ = false;
 };
 
 }  // namespace snapbake

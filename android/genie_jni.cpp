@@ -202,7 +202,7 @@ JNIEXPORT void JNICALL Java_org_snapbake_GenieNative_setMaxTokens(JNIEnv* env, j
 
 JNIEXPORT void JNICALL Java_org_snapbake_GenieNative_close(JNIEnv* env, jclass, jlong dialog) {
   guarded(env, [&] {
-    if (const auto taken = Dialogs::all().take(dialog)) taken->stop();
+    if (const auto taken = Dialogs::all().take(dialog)) taken->close();
   });
 }
 

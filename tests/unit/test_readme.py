@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READMES = ["README.md", "README.zh-CN.md"]
 DOCUMENTS = [
     *READMES,
+    "docs/android.md",
     "docs/cluster.md",
     "docs/graph-contract.md",
     "docs/verification.md",

@@ -57,6 +57,6 @@ public final class GenieNative {
     /** Limits the tokens of an answer. */
     public static native void setMaxTokens(long dialog, int count);
 
-    /** Stops the query that runs, waits for its end and frees the model. */
+    /** Stops the query that runs and all that wait; the model is freed when they have ended. */
     public static native void close(long dialog);
 }

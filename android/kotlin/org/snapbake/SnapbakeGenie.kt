@@ -48,7 +48,7 @@ class SnapbakeGenie private constructor(private val dialog: Long) : AutoCloseabl
     /** Limits the tokens of the answers to come. */
     suspend fun setMaxTokens(count: Int) = oneAtATime.withLock { GenieNative.setMaxTokens(dialog, count) }
 
-    /** Stops the answer that is being made, waits for its end and frees the model. */
+    /** Stops the answer that is being made; the model is freed when it has ended. */
     override fun close() = GenieNative.close(dialog)
 
     private fun <T> stream(query: (emit: (T) -> Boolean) -> Int): Flow<T> = flow {

@@ -10,6 +10,36 @@ from tiny_models import make_tiny_model
 from workflow_copy import copy_workflow
 
 FAMILY_NAMES = ("llama", "qwen2", "qwen3")
+FIGURES = pytest.StashKey[list[str]]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let cheap tests fail first: units, dry runs, what builds, and the main job last of all."""
+    folders = ("unit", "workflow")
+
+    def rank(item: pytest.Item) -> int:
+        if item.get_closest_marker("main_job"):
+            return len(folders) + 1
+        folder = item.path.parent.name
+        return folders.index(folder) if folder in folders else len(folders)
+
+    items.sort(key=rank)
+
+
+@pytest.fixture(scope="session")
+def figures(pytestconfig: pytest.Config) -> list[str]:
+    """Lines to print at the end, whatever fails."""
+    return pytestconfig.stash.setdefault(FIGURES, [])
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the figures of the main job, so that they are in CI's log."""
+    for number, line in enumerate(config.stash.get(FIGURES, [])):
+        if number == 0:
+            terminalreporter.section("figures of the main job")
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,7 @@
 Reads the held-out text, the graphs and the emulator's run. Writes reference.npz, what PyTorch makes
 of the text; per recipe evaluation.json, onnxruntime on the CPU against PyTorch; per chip
 verify.json, which measures and judges and never fails, so that the report can show a bad result;
-and accepted.txt, which is only written when no limit is exceeded and Genie (bundle.smk) answers as
-the CPU does, so that the build fails otherwise.
+and accepted.txt, which is only written when no limit is exceeded, so that the build fails otherwise.
 """
 
 
@@ -134,7 +133,6 @@ rule accept_target:
     input:
         program=program("accept_target", "graph"),
         verdict="results/{model}/c{ctx}/{recipe}/{soc}/emulator/verify.json",
-        genie="results/{model}/c{ctx}/{recipe}/{soc}/emulator/genie.json",
     output:
         accepted="results/{model}/c{ctx}/{recipe}/{soc}/emulator/accepted.txt",
     log:
@@ -148,6 +146,5 @@ rule accept_target:
 
         python {input.program[0]:q} \
             --verdict {input.verdict:q} \
-            --genie {input.genie:q} \
             --output {output.accepted:q}
         """

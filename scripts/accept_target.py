@@ -1,13 +1,9 @@
-"""Fail when a verdict of verify_target.py misses a limit, or Genie answers otherwise than the CPU.
-
-The message has the figures. Tokens that are nearly equally good count as the same.
-"""
+"""Fail, with the figures, when a verdict of verify_target.py misses a limit of its recipe."""
 
 import argparse
 from pathlib import Path
 
 from snapbake.errors import run_program
-from snapbake.genie_verdict import require_genie
 from snapbake.verdict import accept_target
 
 
@@ -15,10 +11,8 @@ def main() -> None:
     """Read the command line and accept or fail."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--verdict", type=Path, required=True, help="verify.json")
-    parser.add_argument("--genie", type=Path, required=True, help="genie.json of run_genie.py")
     parser.add_argument("--output", type=Path, required=True, help="text file: the limits kept")
     arguments = parser.parse_args()
-    require_genie(arguments.genie)
     accept_target(arguments.verdict, arguments.output)
 
 

@@ -25,8 +25,7 @@ def make_tiny_build(folder: Path) -> Workflow:
     The model and its data lie in it, so that copies of the copy are complete.
     """
     workflow = copy_real_workflow(folder)
-    # Two heads in the cache: Genie on the emulator misreads fp16 caches of only 6 KB a tensor.
-    make_tiny_model(folder / MODEL, "qwen3", num_key_value_heads=2)
+    make_tiny_model(folder / MODEL, "qwen3")
     (folder / DATA).write_text(json.dumps(tiny_records(60)))
     workflow.configure(contexts=[CONTEXT], prefill_chunk=CHUNK, calibration=CALIBRATION)
     # The logits of random weights lie close together, so that the first choice often changes.

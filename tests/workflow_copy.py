@@ -42,15 +42,12 @@ FILES = {{
     "quantize_graphs": "prefill.onnx decode.onnx weights.data encodings.json",
     "run_emulator": "run.json outputs.npz prefill/input_list.txt decode/input_list.txt "
     "prefill/Result_0/logits.raw decode/Result_0/logits.raw",
-    "make_bundle": "context.bin genie_config.json htp_backend_ext_config.json tokenizer.json "
-    "prompt_template.json run_on_phone.sh README.md LICENSES MANIFEST.json",
     "draw_report": "verdict.html accuracy.svg answers.html size.svg cost.svg",
 }}
 OUTPUTS = {{
     "prepare_checkpoint": ["--summary"],
     "write_htp_weights": ["--data", "--index"],
     "evaluate_recipe": ["--output", "--cpu-output"],
-    "prepare_chat": ["--template", "--prompts"],
     "share_weights": ["--output", "--manifest"],
 }}
 
@@ -181,12 +178,11 @@ def import_statements(program: Path) -> str:
 
 def copy_real_workflow(folder: Path) -> Workflow:
     """Copy the workflow with its programs, without anything that was built."""
-    for name in ("bundle", "config", "envs", "profiles", "report", "rules", "scripts"):
+    for name in ("config", "envs", "profiles", "report", "rules", "scripts"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
         )
-    for name in ("Snakefile", "requirements.txt"):
-        shutil.copy(ROOT / name, folder)
+    shutil.copy(ROOT / "Snakefile", folder)
     return Workflow(folder, folder)
 
 

@@ -64,7 +64,7 @@ def run_genie(
 
     `binaries` and `graphs` are those of "prefill" and "decode"; `outputs` and `cpu_outputs` are
     what the emulator and the CPU made of the held-out text (.npz). A difference is written down
-    and is no failure here; genie_verdict.py fails on it. Raises SnapbakeError where Genie would
+    and is no failure here; `require_genie` fails on it. Raises SnapbakeError where Genie would
     refuse the binaries.
     """
     spec = read_spec(read_json(checkpoint / "config.json"))
@@ -230,3 +230,28 @@ def _differences(
         if best != chosen:
             found.append(Difference(position, chosen, best, float(row[best] - row[chosen])))
     return found
+
+
+def require_genie(result: Path) -> None:
+    """Raise unless the gate's result says that Genie answers as the CPU does."""
+    content = read_json(result)
+    if content["passed"]:
+        return
+    for answer in content["prompts"]:
+        question = answer["question"]
+        if not answer["same_prompt"]:
+            reason = f"Genie makes other tokens of the prompt {question!r} than transformers"
+        elif not answer["explained"]:
+            worst = max(answer["differences"], key=lambda each: each["margin"])
+            reason = (
+                f"Genie answers {question!r} otherwise than the CPU at token "
+                f"{worst['position'] + 1}, where the CPU prefers its own by {worst['margin']:.3g} "
+                f"nats, above the near-tie limit of {content['near_tie_limit']:.3g}"
+            )
+        elif not answer["same_text"]:
+            reason = f"Genie makes another text of the tokens that answer {question!r}"
+        else:
+            continue
+        raise SnapbakeError(
+            f"{result}: {reason}; the phone would answer so too, see the texts there"
+        )

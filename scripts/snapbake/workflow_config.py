@@ -83,8 +83,8 @@ class Recipe:
 class Build:
     """What to build: every model in every context and recipe for every target.
 
-    `contexts` and `chunk` are in tokens. `calibration`, `emulator` and `genie` are the sections of
-    that name in the configuration.
+    `contexts` and `chunk` are in tokens. `calibration` and `emulator` are the sections of that
+    name in the configuration.
     """
 
     models: Mapping[str, Model]
@@ -94,7 +94,6 @@ class Build:
     targets: Mapping[str, Soc]
     calibration: Mapping[str, int]
     emulator: Mapping[str, int]
-    genie: Mapping[str, Any]
 
 
 def resolve_build(config: Mapping[str, Any], root: Path) -> Build:
@@ -132,14 +131,7 @@ def resolve_build(config: Mapping[str, Any], root: Path) -> Build:
                 )
     models = {name: _resolve_model(name, entry, root) for name, entry in _models(filled).items()}
     return Build(
-        models,
-        tuple(contexts),
-        chunk,
-        recipes,
-        targets,
-        filled["calibration"],
-        filled["emulator"],
-        filled["genie"],
+        models, tuple(contexts), chunk, recipes, targets, filled["calibration"], filled["emulator"]
     )
 
 

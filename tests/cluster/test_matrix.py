@@ -37,9 +37,7 @@ def test_a_matrix_of_builds_is_accepted(slurm: SlurmNode, conda: Conda, tmp_path
     workflow = make_tiny_build(tmp_path / "snapbake")
     models = {}
     for name in MODELS:
-        folder = make_tiny_model(
-            workflow.folder / "exports" / name, name, layers=1, num_key_value_heads=2
-        )
+        folder = make_tiny_model(workflow.folder / "exports" / name, name, layers=1)
         models[name] = {"source": str(folder), "data": str(workflow.folder / DATA)}
     workflow.config = ()
     workflow.configure(models=models, recipes=list(RECIPES), targets=list(TARGETS))

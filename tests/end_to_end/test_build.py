@@ -31,10 +31,7 @@ EVERY_RULE = {
     "share_weights": 2,
     "run_emulator": 2,
     "verify_target": 2,
-    "prepare_chat": 1,
-    "run_genie": 2,
     "accept_target": 2,
-    "make_bundle": 2,
     "draw_report": 1,
     "write_report": 1,
 }
@@ -68,10 +65,10 @@ def test_what_ships(built, recipe):
             "position_ids_cos": [1, 1, tokens, 32],
             "position_ids_sin": [1, 1, tokens, 32],
             "logits": [1, tokens, 512],
-            **{f"past_key_{n}_in": [1, 2, 64, CONTEXT - tokens] for n in range(2)},
-            **{f"past_value_{n}_in": [1, 2, CONTEXT - tokens, 64] for n in range(2)},
-            **{f"past_key_{n}_out": [1, 2, 64, tokens] for n in range(2)},
-            **{f"past_value_{n}_out": [1, 2, tokens, 64] for n in range(2)},
+            **{f"past_key_{n}_in": [1, 1, 64, CONTEXT - tokens] for n in range(2)},
+            **{f"past_value_{n}_in": [1, 1, CONTEXT - tokens, 64] for n in range(2)},
+            **{f"past_key_{n}_out": [1, 1, 64, tokens] for n in range(2)},
+            **{f"past_value_{n}_out": [1, 1, tokens, 64] for n in range(2)},
         }
         dtypes = {t["dtype"] for t in (*graph["inputs"], *graph["outputs"])}
         assert dtypes == {"int32", DTYPES[recipe]}
@@ -191,7 +188,6 @@ def test_missed_limits_fail_the_build_and_the_report_is_there(copy_of_built: Wor
     assert result.jobs == {
         "verify_target": 2,
         "accept_target": 2,
-        "make_bundle": 2,
         "draw_report": 1,
         "write_report": 1,
     }

@@ -14,8 +14,7 @@ from snapbake.errors import SnapbakeError
 from snapbake.files import read_json, write_json
 from snapbake.fp16 import convert_fp16
 from snapbake.genie import Genie
-from snapbake.genie_gate import near_tie_limit, run_genie
-from snapbake.genie_verdict import require_genie
+from snapbake.genie_gate import near_tie_limit, require_genie, run_genie
 from tiny_models import make_tiny_model
 
 LLAMA3_ROPE = {

@@ -20,10 +20,7 @@ EVERY_JOB = {
     "share_weights": 2,
     "run_emulator": 2,
     "verify_target": 2,
-    "prepare_chat": 1,
-    "run_genie": 2,
     "accept_target": 2,
-    "make_bundle": 2,
     "draw_report": 1,
     "write_report": 1,
 }
@@ -68,10 +65,7 @@ def test_a_matrix(workflow):
         "share_weights": 16,
         "run_emulator": 16,
         "verify_target": 16,
-        "prepare_chat": 2,
-        "run_genie": 16,
         "accept_target": 16,
-        "make_bundle": 16,
         "draw_report": 1,
         "write_report": 1,
     }

@@ -178,7 +178,7 @@ def import_statements(program: Path) -> str:
 
 def copy_real_workflow(folder: Path) -> Workflow:
     """Copy the workflow with its programs, without anything that was built."""
-    for name in ("config", "envs", "profiles", "report", "rules", "scripts"):
+    for name in ("android", "config", "envs", "profiles", "report", "rules", "scripts"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
         )

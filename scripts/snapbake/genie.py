@@ -13,7 +13,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int32, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ _LOG_ERRORS: Final = 1
 _WHOLE_QUERY: Final = 0  # GENIE_DIALOG_SENTENCE_COMPLETE
 _CONTEXT_FULL: Final = 4  # GENIE_STATUS_WARNING_CONTEXT_EXCEEDED
 _LOG_LINE: Final = 4096
+_M_PERTURB: Final = -6  # of <malloc.h>
 
 _Log = CFUNCTYPE(None, c_void_p, c_char_p, c_int32, ctypes.c_uint64, c_void_p)
 _OnText = CFUNCTYPE(None, c_char_p, c_int32, c_void_p)
@@ -177,11 +179,26 @@ def _decode(config: str, folder: str, ids: list[int]) -> str:
 
 
 def _answer_tokens(config: str, folder: str, ids: list[int], count: int) -> list[int]:
-    return _dialog(config, folder).answer_tokens(ids, count)
+    with _fresh_after_refusal():
+        return _dialog(config, folder).answer_tokens(ids, count)
 
 
 def _answer_text(config: str, folder: str, text: str, count: int, path: str) -> str:
-    return _dialog(config, folder).answer_text(text, count, Path(path))
+    with _fresh_after_refusal():
+        return _dialog(config, folder).answer_text(text, count, Path(path))
+
+
+@contextmanager
+def _fresh_after_refusal() -> Iterator[None]:
+    """Load the dialog anew after a prompt that it had no room for.
+
+    A reset does not always take back that the context is full.
+    """
+    try:
+        yield
+    except SnapbakeError:
+        _dialog.cache_clear()
+        raise
 
 
 @functools.cache
@@ -193,6 +210,9 @@ class _Dialog:
     """A loaded dialog. Nothing of it is freed: the process ends with it."""
 
     def __init__(self, config: str, folder: Path) -> None:
+        # Genie does not clear its key cache, and what the heap holds there can be more than the
+        # mask hides in fp16. glibc fills new memory with the complement of this byte: zeros.
+        ctypes.CDLL(None).mallopt(_M_PERTURB, 255)
         self._library = qnn_library.load_library(LIBRARY)
         for name, arguments in _SIGNATURES.items():
             function = getattr(self._library, name)

@@ -27,6 +27,8 @@ def clone(tmp_path_factory) -> Workflow:
     workflow = copy_workflow(tmp_path_factory.mktemp("readme") / "snapbake")
     for name, text in (
         ("export/config.json", "{}"),
+        ("adapter/adapter_config.json", "{}"),
+        ("base/config.json", "{}"),
         ("train.json", "[]"),
         ("LLaMA-Factory/data/dataset_info.json", '{"my_dataset": {"file_name": "my.json"}}'),
         ("LLaMA-Factory/data/my.json", "[]"),

@@ -28,7 +28,7 @@ from snapbake.ranges import MASK_VALUE, Ranges, observe_ranges
 from snapbake.rope import rope_tables
 
 _ACTIVATION_TYPES = {16: QuantType.QUInt16, 8: QuantType.QUInt8}
-_WEIGHT_TYPES = {8: QuantType.QInt8, 4: QuantType.QInt4}
+_WEIGHT_TYPES = {8: QuantType.QInt8}
 # At least this is taken off the scores of positions that must not be seen.
 _LEAST_MASK = 100.0
 _INLINE_LIMIT = 1024  # bytes; larger tensors go to the shared weight file

@@ -1,4 +1,4 @@
-"""Make the folder that goes to the phone: binary, Genie's configuration, tokenizer, manifest.
+"""Make the folder that goes to the phone: binary, Genie's configuration, C++, tokenizer, manifest.
 
 The folder is checked as verify_bundle.py does before this ends.
 """
@@ -16,6 +16,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--binary", type=Path, required=True, help="context.bin")
     parser.add_argument("--description", type=Path, required=True, help="its context.json")
+    parser.add_argument(
+        "--encodings", type=Path, required=True, help="encodings.json of the recipe's graphs"
+    )
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the model")
     parser.add_argument("--summary", type=Path, required=True, help="its checkpoint.json")
     parser.add_argument(
@@ -28,6 +31,12 @@ def main() -> None:
     parser.add_argument("--genie", type=Path, required=True, help="genie.json of run_genie.py")
     parser.add_argument(
         "--requirements", type=Path, required=True, help="requirements.txt, for the versions"
+    )
+    parser.add_argument(
+        "--android", type=Path, required=True, help="the folder android/ with CMakeLists.txt"
+    )
+    parser.add_argument(
+        "--programs", type=Path, help="what build_android.py made of it with an NDK, if it did"
     )
     parser.add_argument("--model", required=True, help="the model's name")
     parser.add_argument("--recipe", required=True, help="the recipe's name")
@@ -48,6 +57,7 @@ def main() -> None:
         BundleParts(
             arguments.binary,
             arguments.description,
+            arguments.encodings,
             arguments.checkpoint,
             arguments.summary,
             arguments.template,
@@ -55,6 +65,8 @@ def main() -> None:
             arguments.verdict,
             arguments.genie,
             arguments.requirements,
+            arguments.android,
+            arguments.programs,
         ),
         arguments.model,
         arguments.recipe,

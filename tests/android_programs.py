@@ -13,6 +13,8 @@ from snapbake.qnn_library import library_folder
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "android"
 STOP = 2
+# A toolchain file that leaves the compiler of this machine in place.
+FOR_THIS_MACHINE = 'set(CMAKE_BUILD_TYPE Debug CACHE STRING "")\n'
 
 
 @dataclass(frozen=True)
@@ -59,3 +61,14 @@ def tokens_of(done: subprocess.CompletedProcess[str]) -> list[int]:
     """Return the tokens that qnn_runner printed."""
     assert done.returncode == 0, done.stderr
     return [int(line) for line in done.stdout.splitlines()]
+
+
+def make_ndk(folder: Path, toolchain: str) -> Path:
+    """Write the files that name an NDK; `toolchain` is the content of its toolchain file."""
+    place = folder / "build/cmake/android.toolchain.cmake"
+    place.parent.mkdir(parents=True)
+    place.write_text(toolchain)
+    (folder / "source.properties").write_text(
+        "Pkg.Desc = Android NDK\nPkg.Revision = 26.2.11394342\n"
+    )
+    return folder

@@ -19,7 +19,7 @@ from snapbake.families import read_spec
 from snapbake.files import read_json, write_json
 from snapbake.fp16 import convert_fp16
 from snapbake.genie import Genie
-from snapbake.genie_gate import open_genie
+from snapbake.genie_gate import open_genie, run_genie
 from snapbake.htp_target import HtpTarget
 from snapbake.prompt_template import PromptTemplate, read_prompt_template
 from snapbake.weight_sharing import share_weights
@@ -121,6 +121,30 @@ def _read_text(build: GenieBuild, folder: Path) -> None:
             np.savez(path, reading_0_logits=logits)
 
 
+def gate(
+    build: GenieBuild, output: Path, prompts: Path | None = None, graphs: Path | None = None
+) -> dict:
+    """Run the whole Genie gate and return its result."""
+    run_genie(
+        build.binaries,
+        graphs_of(graphs or build.graphs),
+        build.checkpoint,
+        build.graphs / "encodings.json",
+        build.template,
+        prompts or build.prompts,
+        build.outputs,
+        build.cpu_outputs,
+        build.chunk,
+        build.context,
+        TARGET.soc_model,
+        TARGET.arch,
+        TOKENS,
+        1,
+        output,
+    )
+    return read_json(output)
+
+
 def make_target(build: GenieBuild, results: Path) -> Path:
     """Lay a build out as the rules do, share the weights and make its bundle.
 
@@ -175,13 +199,16 @@ def make_target(build: GenieBuild, results: Path) -> Path:
     return target
 
 
-def bundle_target(target: Path) -> None:
-    """Make the bundle of a target folder."""
+def bundle_target(
+    target: Path, android: Path = ROOT / "android", programs: Path | None = None
+) -> None:
+    """Make the bundle of a target folder, with other sources or with programs where asked for."""
     model = target.parents[2]
     make_bundle(
         BundleParts(
             target / "context.bin",
             target / "context.json",
+            target.parent / "encodings.json",
             model / "checkpoint",
             model / "checkpoint.json",
             model / "chat" / "prompt_template.json",
@@ -189,6 +216,8 @@ def bundle_target(target: Path) -> None:
             target / "emulator" / "verify.json",
             target / "emulator" / "genie.json",
             ROOT / "requirements.txt",
+            android,
+            programs,
         ),
         "tiny",
         target.parent.name,

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -13,11 +13,14 @@ from platform import python_version
 from typing import Any, Final
 
 from snapbake import bundle_manifest
+from snapbake.bundle_android import write_android
 from snapbake.bundle_check import verify_bundle
+from snapbake.bundle_files import copy_file, write_text
 from snapbake.bundle_manifest import describe_file
+from snapbake.decoding import read_pair
 from snapbake.errors import SnapbakeError
 from snapbake.families import read_spec
-from snapbake.files import atomic_path, read_json, require_disk_space, write_json
+from snapbake.files import read_json, require_disk_space, write_json
 from snapbake.genie_config import genie_config, htp_extensions
 from snapbake.prompt_template import PromptTemplate, read_prompt_template
 
@@ -39,11 +42,13 @@ class BundleParts:
 
     `binary` and `description` are context.bin and context.json, `verdict` and `genie` what the
     emulator showed (verify.json, genie.json), `summary` is checkpoint.json, `calibration` the
-    manifest of the records, `requirements` the pinned packages.
+    manifest of the records, `requirements` the pinned packages. `android` is the folder of the
+    sources for the phone, `programs` that of what an NDK built of them, None without an NDK.
     """
 
     binary: Path
     description: Path
+    encodings: Path
     checkpoint: Path
     summary: Path
     template: Path
@@ -51,6 +56,8 @@ class BundleParts:
     verdict: Path
     genie: Path
     requirements: Path
+    android: Path
+    programs: Path | None
 
 
 def make_bundle(
@@ -79,9 +86,9 @@ def make_bundle(
     manifest.unlink(missing_ok=True)  # until it is written again, this is no bundle
     output.mkdir(parents=True, exist_ok=True)
     require_disk_space(output, parts.binary.stat().st_size + (64 << 20))
-    _copy(parts.binary, output / bundle_manifest.BINARY)
-    _copy(parts.checkpoint / "tokenizer.json", output / bundle_manifest.TOKENIZER)
-    _copy(parts.template, output / bundle_manifest.TEMPLATE)
+    copy_file(parts.binary, output / bundle_manifest.BINARY)
+    copy_file(parts.checkpoint / "tokenizer.json", output / bundle_manifest.TOKENIZER)
+    copy_file(parts.template, output / bundle_manifest.TEMPLATE)
     write_json(
         output / bundle_manifest.CONFIG,
         genie_config(spec, context, template.stop_ids, [bundle_manifest.BINARY]),
@@ -90,9 +97,16 @@ def make_bundle(
         output / bundle_manifest.EXTENSIONS,
         htp_extensions(description["soc_model"], description["arch"]),
     )
+    android = write_android(
+        parts.android,
+        parts.programs,
+        read_pair(spec, chunk, context, parts.encodings),
+        template.stop_ids,
+        output,
+    )
     genie, verdict = read_json(parts.genie), read_json(parts.verdict)
     words = _words(description, template, model, recipe, context, chunk, part, chip)
-    _write_text(output / "run_on_phone.sh", fill(script, words), executable=True)
+    write_text(output / "run_on_phone.sh", fill(script, words), executable=True)
     question = genie["prompts"][0]["question"]
     page = {
         **words,
@@ -100,12 +114,13 @@ def make_bundle(
         "title": f"A language model of the family {spec.family}, {summary['parameters']:,} "
         "parameters",
         "source": f"`{summary['source']['location']}`",
-        "question": shlex.quote(question),
+        "question": shlex.quote(question.strip() if template.strip else question),
+        "programs": _programs_row(android),
         "answers": _answers(genie),
         "figures": _figures_table(verdict),
     }
-    _write_text(output / "README.md", fill(readme, page))
-    _write_text(output / "LICENSES", _licences(summary, description))
+    write_text(output / "README.md", fill(readme, page))
+    write_text(output / "LICENSES", _licences(summary, description, android))
     content = {
         "format": bundle_manifest.FORMAT,
         "model": model,
@@ -124,6 +139,7 @@ def make_bundle(
             "htp_backend_api": description["htp_backend_api"],
             "blob_version": description["blob_version"],
         },
+        "android": android,
         "graphs": description["graphs"],
         "proven": description["proven"],
         "checkpoint": summary,
@@ -153,18 +169,6 @@ def _files(folder: Path) -> list[Path]:
     return sorted(
         path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
     )
-
-
-def _copy(source: Path, target: Path) -> None:
-    with atomic_path(target) as temporary:
-        shutil.copyfile(source, temporary)
-
-
-def _write_text(path: Path, text: str, executable: bool = False) -> None:
-    with atomic_path(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    if executable:
-        path.chmod(path.stat().st_mode | 0o111)
 
 
 def fill(template: Path, words: Mapping[str, str]) -> str:
@@ -211,7 +215,30 @@ def _words(
         # For a shell, line breaks and all.
         "prefix": shlex.quote(template.prefix),
         "suffix": shlex.quote(template.suffix),
+        "spaces": stripped_spaces(template),
     }
+
+
+def stripped_spaces(template: PromptTemplate) -> str:
+    """Return the characters that a template takes away around a question, for a shell script.
+
+    One word a character, its UTF-8 bytes as printf's %b takes them. They are those of str.strip,
+    which the chat templates' `trim` is; none where the template takes nothing away.
+    """
+    if not template.strip:
+        return ""
+    spaces = [char for char in map(chr, range(sys.maxunicode)) if char.isspace()]
+    return " ".join("".join(f"\\0{byte:03o}" for byte in char.encode()) for char in spaces)
+
+
+def _programs_row(android: Mapping[str, str] | None) -> str:
+    """Return the row of README.md's list of files for what an NDK built, or nothing."""
+    if android is None:
+        return ""
+    return (
+        f"\n| `{bundle_manifest.PROGRAMS}/` | `qnn_runner` and `libsnapbake_genie.so`, built of "
+        f"these by the Android NDK {android['ndk']} for {android['platform']} |"
+    )
 
 
 def _answers(genie: Mapping[str, Any]) -> str:
@@ -242,8 +269,21 @@ def _figures_table(verdict: Mapping[str, Any]) -> str:
     )
 
 
-def _licences(summary: Mapping[str, Any], description: Mapping[str, Any]) -> str:
+def _licences(
+    summary: Mapping[str, Any],
+    description: Mapping[str, Any],
+    android: Mapping[str, str] | None,
+) -> str:
     licence = summary.get("licence") or "not stated by the model; ask its publisher"
+    programs = (
+        ""
+        if android is None
+        else f"""
+{bundle_manifest.PROGRAMS}/
+  Built of the sources in android/ by the Android NDK {android["ndk"]}, whose C++ library is linked
+  into them: LLVM's, Apache License 2.0 with the LLVM exceptions.
+"""
+    )
     return f"""\
 context.bin, tokenizer.json, prompt_template.json
   Made of the model {summary["source"]["location"]}.
@@ -257,9 +297,13 @@ context.bin
 Not in this folder
   Genie and the QNN libraries of the phone. They come with the QAIRT SDK under Qualcomm's terms.
 
-genie_config.json, htp_backend_ext_config.json, run_on_phone.sh, README.md, MANIFEST.json
+genie_config.json, htp_backend_ext_config.json, run_on_phone.sh, README.md, MANIFEST.json,
+android/runner.json
   Written by snapbake for this bundle; use them as you like.
-"""
+
+android/, the sources
+  Part of snapbake; use them as you like.
+{programs}"""
 
 
 def _packages(requirements: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Final
 import zstandard
 
 from snapbake.bundle_check import verify_bundle
-from snapbake.bundle_manifest import NAME
+from snapbake.bundle_manifest import NAME, PROGRAMS
 from snapbake.files import atomic_path, require_disk_space
 
 _LEVEL: Final = 10
@@ -31,6 +31,7 @@ def pack_bundle(folder: Path, output: Path) -> None:
             path = folder / name
             member = tarfile.TarInfo(f"{folder.name}/{name}")
             member.size = path.stat().st_size
-            member.mode = 0o755 if path.suffix == ".sh" else 0o644
+            executable = path.suffix == ".sh" or name.startswith(f"{PROGRAMS}/")
+            member.mode = 0o755 if executable else 0o644
             with path.open("rb") as content:
                 archive.addfile(member, io.BufferedReader(content.raw, 1 << 22))

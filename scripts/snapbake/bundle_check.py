@@ -22,6 +22,7 @@ _NEEDED = (
     bundle_manifest.EXTENSIONS,
     bundle_manifest.TOKENIZER,
     bundle_manifest.TEMPLATE,
+    bundle_manifest.RUNNER,
 )
 
 
@@ -41,6 +42,7 @@ def verify_bundle(folder: Path, soc: str | None = None) -> Manifest:
     binary = read_htp_binary(folder / bundle_manifest.BINARY)
     _check_binary(folder / bundle_manifest.BINARY, binary, manifest)
     _check_config(folder, binary, manifest)
+    _check_android(folder, binary, manifest)
     return manifest
 
 
@@ -151,4 +153,38 @@ def _check_config(folder: Path, binary: HtpBinary, manifest: Manifest) -> None:
             f"{folder / bundle_manifest.EXTENSIONS} is for soc_model {device.get('soc_model')} "
             f"({device.get('dsp_arch')}) and the bundle for {wanted[0]} ({wanted[1]}); copy the "
             "bundle again"
+        )
+
+
+def _check_android(folder: Path, binary: HtpBinary, manifest: Manifest) -> None:
+    path = folder / bundle_manifest.RUNNER
+    runner = read_json(path)
+    config = read_json(folder / bundle_manifest.CONFIG)
+    widths = {
+        tensor.shape[-1]
+        for graph in binary.info.graphs
+        for tensor in graph.inputs
+        if tensor.name == "position_ids_cos"
+    }
+    try:
+        frequencies, stop = len(runner["inverse_frequencies"]), runner["stop_tokens"]
+    except (KeyError, TypeError) as error:
+        raise SnapbakeError(f"{path} is not whole (at {error}); copy the bundle again") from error
+    if {frequencies} != widths:
+        raise SnapbakeError(
+            f"{path} has {frequencies} inverse_frequencies and the graphs of "
+            f"{bundle_manifest.BINARY} take {', '.join(map(str, sorted(widths)))}; copy the bundle "
+            "again"
+        )
+    if stop != config["dialog"]["context"].get("eos-token"):
+        raise SnapbakeError(
+            f"{folder}: {bundle_manifest.RUNNER} and {bundle_manifest.CONFIG} end an answer at "
+            "different tokens; copy the bundle again"
+        )
+    programs = [name for name in manifest.files if name.startswith(f"{bundle_manifest.PROGRAMS}/")]
+    if bool(programs) != (manifest.ndk is not None):
+        builder = "no NDK" if manifest.ndk is None else f"the NDK {manifest.ndk}"
+        raise SnapbakeError(
+            f"the manifest of {folder} names {len(programs)} programs in "
+            f"{bundle_manifest.PROGRAMS} and {builder}; make the bundle again"
         )

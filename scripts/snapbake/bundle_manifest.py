@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from snapbake.android_build import ABI
 from snapbake.errors import SnapbakeError
 from snapbake.files import read_json, sha256_file
 
@@ -14,6 +15,9 @@ CONFIG: Final = "genie_config.json"
 EXTENSIONS: Final = "htp_backend_ext_config.json"
 TOKENIZER: Final = "tokenizer.json"
 TEMPLATE: Final = "prompt_template.json"
+ANDROID: Final = "android"
+RUNNER: Final = f"{ANDROID}/runner.json"
+PROGRAMS: Final = f"{ANDROID}/{ABI}"
 
 
 @dataclass(frozen=True)
@@ -21,7 +25,8 @@ class Manifest:
     """The parts of a manifest that a bundle is checked by.
 
     `files` maps paths in the bundle to (bytes, SHA-256). `graphs` is that of context.json: by role
-    the graph's name and its inputs and outputs.
+    the graph's name and its inputs and outputs. `ndk` is the version of the Android NDK that
+    built the programs in the bundle, None where there are none.
     """
 
     soc: str
@@ -33,6 +38,7 @@ class Manifest:
     qairt_build: str
     files: dict[str, tuple[int, str]]
     graphs: dict[str, Any]
+    ndk: str | None
 
 
 def describe_file(path: Path) -> dict[str, Any]:
@@ -67,6 +73,7 @@ def read_manifest(folder: Path) -> Manifest:
                 name: (entry["bytes"], entry["sha256"]) for name, entry in content["files"].items()
             },
             graphs=content["graphs"],
+            ndk=None if content["android"] is None else content["android"]["ndk"],
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise SnapbakeError(

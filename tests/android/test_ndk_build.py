@@ -11,21 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from android_programs import ROOT, SOURCES
+from android_programs import FOR_THIS_MACHINE, ROOT, SOURCES, make_ndk
 from snapbake.android_build import build_android, ndk_revision
 from snapbake.errors import SnapbakeError
 from snapbake.files import sha256_file
-
-
-def make_ndk(folder: Path, toolchain: str) -> Path:
-    """Write the files that name an NDK; `toolchain` is the content of its toolchain file."""
-    place = folder / "build/cmake/android.toolchain.cmake"
-    place.parent.mkdir(parents=True)
-    place.write_text(toolchain)
-    (folder / "source.properties").write_text(
-        "Pkg.Desc = Android NDK\nPkg.Revision = 26.2.11394342\n"
-    )
-    return folder
 
 
 def test_no_ndk_is_one_sentence(tmp_path: Path) -> None:
@@ -64,7 +53,7 @@ def test_cmake_refuses_a_folder_that_is_no_ndk(programs: Path, tmp_path: Path) -
 
 def test_the_ndk_is_noted_with_what_it_built(programs: Path, tmp_path: Path) -> None:
     assert (programs / "libsnapbake_genie.so").exists()
-    ndk = make_ndk(tmp_path / "ndk", 'set(CMAKE_BUILD_TYPE Debug CACHE STRING "")\n')
+    ndk = make_ndk(tmp_path / "ndk", FOR_THIS_MACHINE)
     build_android(SOURCES, ndk, tmp_path / "out")
     description = json.loads((tmp_path / "out/build.json").read_text())
     assert description["ndk"] == "26.2.11394342"

@@ -6,15 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract_graphs import graphs_of, make_contract, token_ids
-from genie_builds import QUESTIONS, TARGET, TOKENS, GenieBuild, make_genie_build
+from contract_graphs import make_contract, token_ids
+from genie_builds import QUESTIONS, GenieBuild, gate, make_genie_build
 from snapbake.chat_prompts import read_chat_prompts
 from snapbake.decoding import Decoder
 from snapbake.errors import SnapbakeError
 from snapbake.files import read_json, write_json
 from snapbake.fp16 import convert_fp16
 from snapbake.genie import Genie
-from snapbake.genie_gate import near_tie_limit, require_genie, run_genie
+from snapbake.genie_gate import near_tie_limit, require_genie
 from tiny_models import make_tiny_model
 
 LLAMA3_ROPE = {
@@ -52,30 +52,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> GenieBuild:
 def genie(llama: GenieBuild, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Genie]:
     with llama.genie(tmp_path_factory.mktemp("settings")) as genie:
         yield genie
-
-
-def gate(
-    build: GenieBuild, output: Path, prompts: Path | None = None, graphs: Path | None = None
-) -> dict:
-    """Run the whole gate and return its result."""
-    run_genie(
-        build.binaries,
-        graphs_of(graphs or build.graphs),
-        build.checkpoint,
-        build.graphs / "encodings.json",
-        build.template,
-        prompts or build.prompts,
-        build.outputs,
-        build.cpu_outputs,
-        build.chunk,
-        build.context,
-        TARGET.soc_model,
-        TARGET.arch,
-        TOKENS,
-        1,
-        output,
-    )
-    return read_json(output)
 
 
 @pytest.mark.slow

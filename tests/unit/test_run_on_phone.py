@@ -4,16 +4,20 @@ import os
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from genie_builds import ROOT
-from snapbake.bundle import fill
-from snapbake.files import atomic_path
+from snapbake.bundle import fill, stripped_spaces
+from snapbake.bundle_files import write_text
+from snapbake.prompt_template import PromptTemplate
 
-PREFIX, SUFFIX = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>it's me\n"
+TEMPLATE = PromptTemplate(
+    "<|im_start|>user\n", "<|im_end|>\n<|im_start|>it's me\n", False, ("<|im_end|>",), (2,)
+)
+STRIPPING = replace(TEMPLATE, strip=True)
 # adb for a folder: files are copied, commands run with the folder in place of /data/local/tmp.
 ADB = """\
 #!/bin/sh
@@ -42,6 +46,13 @@ GENIE = """\
 printf '[BEGIN]: '
 cat "$4"
 printf '[END]\\n'
+"""
+# Says how it was called and what it was given.
+RUNNER = """\
+#!/bin/sh
+[ -f libQnnHtpV75Skel.so ] && [ -f context.bin ] && [ "$LD_LIBRARY_PATH" = "$PWD" ] || exit 1
+echo "$@"
+cat runner.json prompt.txt
 """
 
 
@@ -79,6 +90,9 @@ def phone(tmp_path: Path) -> Phone:
     for name in ("context.bin", "genie_config.json", "htp_backend_ext_config.json"):
         (bundle / name).write_text(name)
     (bundle / "tokenizer.json").write_text("tokens")
+    (bundle / "android").mkdir()
+    (bundle / "android" / "runner.json").write_text("parameters\n")
+    (tmp_path / "where" / "ids.txt").write_text("1 20\n300\n")
     make_script(bundle / "run_on_phone.sh")
     for name in (
         "bin/aarch64-android/genie-t2t-run",
@@ -103,7 +117,7 @@ def phone(tmp_path: Path) -> Phone:
     return Phone(bundle, sdk, folder, tmp_path / "where")
 
 
-def make_script(path: Path) -> None:
+def make_script(path: Path, template: PromptTemplate = TEMPLATE) -> None:
     """Fill the template as a bundle does."""
     words = {
         "name": "tiny",
@@ -111,20 +125,18 @@ def make_script(path: Path) -> None:
         "arch": "75",
         "qairt": "2.51.0",
         "folder": "tiny-c64",
-        "prefix": shlex.quote(PREFIX),
-        "suffix": shlex.quote(SUFFIX),
+        "prefix": shlex.quote(template.prefix),
+        "suffix": shlex.quote(template.suffix),
+        "spaces": stripped_spaces(template),
     }
-    text = fill(ROOT / "bundle" / "run_on_phone.sh", words)
-    with atomic_path(path) as temporary:
-        temporary.write_text(text)
-    path.chmod(0o755)
+    write_text(path, fill(ROOT / "bundle" / "run_on_phone.sh", words), executable=True)
 
 
 def test_it_asks_and_fetches_the_answer(phone: Phone) -> None:
     question = 'What\'s "it"? $HOME `ls` \\n 你好'
     done = phone.run(question)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"[BEGIN]: {PREFIX}{question}{SUFFIX}[END]\n"
+    assert done.stdout == f"[BEGIN]: {TEMPLATE.render(question)}[END]\n"
     assert (phone.where / "answer.txt").read_text() == done.stdout
     pushed = {path.name for path in (phone.folder / "tmp" / "tiny-c64").iterdir()}
     assert pushed == {
@@ -142,6 +154,78 @@ def test_it_asks_and_fetches_the_answer(phone: Phone) -> None:
         "prompt.txt",
         "tokenizer.json",
     }
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, STRIPPING], ids=["kept", "stripped"])
+@pytest.mark.parametrize(
+    "question", ["\n \t Who?  Me \n\n", "\u3000 你好\u00a0\u2028", " \u1680\x1f\v\f ", "à", "\\t"]
+)
+def test_space_around_a_question_is_the_templates_matter(
+    phone: Phone, template: PromptTemplate, question: str
+) -> None:
+    make_script(phone.bundle / "run_on_phone.sh", template)
+    done = phone.run(question)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"[BEGIN]: {template.render(question)}[END]\n"
+
+
+def give_runner(phone: Phone, place: Path) -> None:
+    """Put a program that says what it was given where qnn_runner can be."""
+    place.parent.mkdir(exist_ok=True)
+    write_text(place, RUNNER)
+    # What Genie needs is not needed.
+    (phone.sdk / "bin/aarch64-android/genie-t2t-run").unlink()
+    (phone.sdk / "lib/aarch64-android/libGenie.so").unlink()
+
+
+def test_qnn_runner_of_the_bundle_gets_ids_and_parameters(phone: Phone) -> None:
+    give_runner(phone, phone.bundle / "android" / "arm64-v8a" / "qnn_runner")
+    done = phone.run("--qnn-runner", "ids.txt")
+    assert done.returncode == 0, done.stderr
+    options = "--parameters runner.json --binary context.bin --tokens prompt.txt"
+    assert done.stdout == f"{options}\nparameters\n1 20\n300\n"
+    assert (phone.where / "answer.txt").read_text() == done.stdout
+    pushed = {path.name for path in (phone.folder / "tmp" / "tiny-c64").iterdir()}
+    assert pushed == {
+        "answer.txt",
+        "context.bin",
+        "libQnnHtp.so",
+        "libQnnHtpV75Skel.so",
+        "libQnnHtpV75Stub.so",
+        "libQnnSystem.so",
+        "prompt.txt",
+        "qnn_runner",
+        "runner.json",
+    }
+
+
+def test_qnn_runner_built_by_hand_gets_its_options(phone: Phone) -> None:
+    give_runner(phone, phone.where / "build" / "qnn_runner")
+    options = ["--count", "64", "--temperature", "0.7"]
+    done = phone.run("--qnn-runner", "ids.txt", *options, QNN_RUNNER="build/qnn_runner")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].endswith(" --tokens prompt.txt " + " ".join(options))
+    asked = ("--qnn-runner", "ids.txt", "--count", "1; reboot")
+    assert "takes no such options: --count 1; reboot" in refusal(
+        phone, *asked, QNN_RUNNER="build/qnn_runner"
+    )
+
+
+def test_qnn_runner_that_fails_is_told(phone: Phone) -> None:
+    give_runner(phone, phone.bundle / "android" / "arm64-v8a" / "qnn_runner")
+    (phone.bundle / "android" / "arm64-v8a" / "qnn_runner").write_text("#!/bin/sh\nexit 1\n")
+    assert "qnn_runner failed; see: adb logcat" in refusal(phone, "--qnn-runner", "ids.txt")
+
+
+def test_no_qnn_runner_and_no_ids_are_refused_before_copying(phone: Phone) -> None:
+    words = refusal(phone, "--qnn-runner", "ids.txt")
+    assert "android/arm64-v8a/qnn_runner does not exist; build it with an Android NDK" in words
+    assert f"cmake -S '{phone.bundle}/android' -B build && cmake --build build" in words
+    assert "nowhere does not exist" in refusal(phone, "--qnn-runner", "ids", QNN_RUNNER="nowhere")
+    give_runner(phone, phone.bundle / "android" / "arm64-v8a" / "qnn_runner")
+    assert "'What is it?' is no file; give a file" in refusal(phone, "--qnn-runner", "What is it?")
+    assert "'' is no file" in refusal(phone, "--qnn-runner")
+    assert not (phone.folder / "calls").exists()
 
 
 @pytest.mark.parametrize("model", ["SM8650-AB\r", "SM8650P", "SM8650"])
@@ -227,7 +311,9 @@ def refusal(phone: Phone, *arguments: str, **environment: str) -> str:
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_finds_nothing(phone: Phone) -> None:
+@pytest.mark.parametrize("template", [TEMPLATE, STRIPPING], ids=["kept", "stripped"])
+def test_shellcheck_finds_nothing(phone: Phone, template: PromptTemplate) -> None:
+    make_script(phone.bundle / "run_on_phone.sh", template)
     done = subprocess.run(
         ["shellcheck", str(phone.bundle / "run_on_phone.sh")], capture_output=True, text=True
     )

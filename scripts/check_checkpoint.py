@@ -56,9 +56,15 @@ def describe(summary: dict[str, Any]) -> list[str]:
     ]
     if "adapter" in summary:
         adapter = summary["adapter"]
-        lines.append(
+        lines += [
+            f"  SHA-256 of the model {summary['model_sha256']}",
             f"{adapter['location']}: LoRA adapter of rank {adapter['ranks'][1]} for it, would be "
-            f"merged in float32; tokenizer from {adapter['tokenizer']}"
+            f"merged in float32; tokenizer from {adapter['tokenizer']}",
+            "  for `sha256` in the configuration: model_sha256 in checkpoint.json, once merged",
+        ]
+    else:
+        lines.append(
+            f"  SHA-256 of the model, for `sha256` in the configuration: {summary['model_sha256']}"
         )
     if summary["normalisations"]:
         lines.append("would be normalised:")

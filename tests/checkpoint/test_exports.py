@@ -80,6 +80,7 @@ def test_the_layout_does_not_change_the_identity(writer: str, family: str, tmp_p
     summaries = [prepare(folder / f"{family}-{kind}", tmp_path / kind) for kind in kinds]
 
     assert len({summary["sha256"] for summary in summaries}) == 1
+    assert len({summary["model_sha256"] for summary in summaries}) == 1
     weights = {(tmp_path / k / "checkpoint" / "model.safetensors").read_bytes() for k in kinds}
     assert len(weights) == 1
 

@@ -28,6 +28,7 @@ def check(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
 def test_a_good_folder_is_described(tmp_path: Path) -> None:
     folder = shutil.copytree(EXPORTS / "transformers-5" / "qwen3-resized", tmp_path / "model")
     before = tree(tmp_path)
+    summary = check_checkpoint(folder, None)
 
     done = check(folder)
 
@@ -36,7 +37,8 @@ def test_a_good_folder_is_described(tmp_path: Path) -> None:
         f"{folder}: Qwen3ForCausalLM, 0.2 million weights, BF16",
         "2 heads of 64 on 1 key/value heads, head tied",
         "vocabulary 320, tokenizer 290 tokens, rotary base 1e+06",
-        "SHA-256 of the weights",
+        f"SHA-256 of the weights {summary['sha256']}",
+        f"SHA-256 of the model, for `sha256` in the configuration: {summary['model_sha256']}",
         "would be normalised:\n  config.json: rope_parameters of transformers 5 became",
     ):
         assert fact in done.stdout
@@ -76,6 +78,8 @@ def test_the_base_of_an_adapter_is_an_option(tmp_path: Path) -> None:
 
     assert done.returncode == 0
     assert f"{adapter}: LoRA adapter of rank 4 for it, would be merged in float32" in done.stdout
+    # What is known before merging is the base's, and not to be asked for.
+    assert "for `sha256` in the configuration: model_sha256 in checkpoint.json" in done.stdout
 
 
 def test_snakemake_makes_the_checkpoint_alone(tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_snakemake_makes_the_checkpoint_alone(tmp_path: Path) -> None:
 
 def test_weights_that_are_not_those_asked_for(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model", "llama")
-    identity = check_checkpoint(folder, None)["sha256"]
+    identity = check_checkpoint(folder, None)["model_sha256"]
     shard(folder)
 
     prepare(folder, tmp_path / "good", sha256=identity)
@@ -101,7 +105,7 @@ def test_weights_that_are_not_those_asked_for(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1  # another number, as good as the first to anything but a checksum
     path.write_bytes(data)
-    with pytest.raises(SnapbakeError, match=f"SHA-256 [0-9a-f]{{64}} and {identity} was expected"):
+    with pytest.raises(SnapbakeError, match=f"SHA-256 .* and {identity} was expected"):
         prepare(folder, tmp_path / "bad", sha256=identity)
 
     assert list((tmp_path / "bad").iterdir()) == []

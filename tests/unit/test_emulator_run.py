@@ -3,7 +3,6 @@
 Both recipes go the whole way once, one by its functions and one by the programs.
 """
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from contract_graphs import (
     token_record,
     write_records,
 )
+from gate_tools import prepare
 from snapbake.context_binary import compile_graph
 from snapbake.emulator_run import run_emulator
 from snapbake.errors import SnapbakeError
@@ -30,6 +30,7 @@ from snapbake.files import read_json, sha256_file, write_json
 from snapbake.fp16 import convert_fp16
 from snapbake.htp_target import HtpTarget
 from snapbake.reference import compute_reference
+from snapbake.safetensors_file import stored_identity
 from snapbake.subset import load_subset
 from snapbake.token_records import TokenRecord
 from snapbake.verdict import verify_target
@@ -119,7 +120,7 @@ def run_program(name: str, folder: Path, options: str) -> subprocess.CompletedPr
 
 def make_w8a16(checkpoint: Path, folder: Path) -> Chain:
     """Go the way as the rules do, with programs."""
-    shutil.copytree(checkpoint, folder / "checkpoint")
+    prepare(checkpoint, folder)
     write_records(folder / "heldout.json", held_out())
     write_records(
         folder / "calibration.json",
@@ -151,7 +152,7 @@ def make_w8a16(checkpoint: Path, folder: Path) -> Chain:
         done = run_program(name, folder, options)
         assert done.returncode == 0, done.stderr
         assert done.stdout == ""
-    chain = Chain(checkpoint, folder)
+    chain = Chain(folder / "checkpoint", folder)
     for graph, binary in chain.binaries.items():
         compile_graph(folder / f"{graph}.onnx", graph, SM8650, binary)
     binaries = "--prefill prefill.bin --decode decode.bin"
@@ -231,6 +232,14 @@ def test_the_run_says_what_it_did(chain: Chain) -> None:
     for graph, binary in chain.binaries.items():
         assert run["binaries"][graph]["sha256"] == sha256_file(binary)
         assert run["binaries"][graph]["load_seconds"] > 0
+
+
+def test_the_identity_of_the_weights_is_carried(chain: Chain) -> None:
+    identity = stored_identity(chain.checkpoint / "model.safetensors")
+    assert read_json(chain.emulator / "run.json")["weights_sha256"] == identity
+    assert chain.verdict()["weights_sha256"] == identity
+    summary = chain.folder / "checkpoint.json"
+    assert identity == (read_json(summary)["sha256"] if summary.exists() else None)
 
 
 def test_nothing_else_is_left(chain: Chain) -> None:

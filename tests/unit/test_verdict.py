@@ -81,7 +81,7 @@ class Case:
         save_arrays(paths["found.npz"], self.found)
         save_arrays(paths["cpu.npz"], self.cpu)
         save_subset(paths["reference.npz"], Subset(tuple(self.readings), (self.answer,), (2,)))
-        write_json(self.folder / "run.json", {"seconds": 12.5})
+        write_json(self.folder / "run.json", {"seconds": 12.5, "weights_sha256": "ab" * 32})
         write_json(
             self.folder / "evaluation.json",
             {
@@ -129,6 +129,7 @@ def test_the_figures_are_those_of_the_metrics(case: Case) -> None:
     assert 0 < against["kl_divergence"] < verdict["emulator"]["kl_divergence"] * 2
     assert against["perplexity_float"] == pytest.approx(case.scores(case.cpu)["perplexity"])
     assert verdict["seconds"] == 12.5
+    assert verdict["weights_sha256"] == "ab" * 32
     assert verdict["answer"] == {
         "record": 4,
         "tokens": 3,

@@ -4,13 +4,16 @@ import hashlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from htp_graphs import WIDTH, make_float_graphs, make_quantized_graphs
 from snapbake.context_binary import compile_graph
 from snapbake.errors import SnapbakeError
 from snapbake.htp_binary import read_htp_binary
 from snapbake.htp_target import HtpTarget
+from snapbake.safetensors_file import read_header, stored_identity, write_tensors
 from snapbake.weight_sharing import share_weights
 
 SM8650 = HtpTarget(soc_model=57, arch=75, vtcm_mb=8)
@@ -38,14 +41,22 @@ def share(graphs: dict[str, Path], proven: list[Path], folder: Path, *made_from:
     return folder / "context.json"
 
 
+def write_parts(folder: Path) -> list[Path]:
+    """Write what the manifest shall name beside the graphs: encodings, and weights as prepared."""
+    encodings, weights = folder / "encodings.json", folder / "model.safetensors"
+    encodings.write_text("{}\n")
+    save_file({"x": np.ones(3, np.float32)}, folder / "trained.safetensors")
+    write_tensors(read_header(folder / "trained.safetensors").values(), weights)
+    return [encodings, weights]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with graphs/, and soc/ with the proven binaries, context.bin and context.json."""
     folder = tmp_path_factory.mktemp("built")
     graphs = make_quantized_graphs(folder / "graphs")
-    encodings = folder / "graphs" / "encodings.json"
-    encodings.write_text("{}\n")
-    share(graphs, compile_both(graphs, folder / "soc"), folder / "soc", encodings)
+    parts = write_parts(folder / "graphs")
+    share(graphs, compile_both(graphs, folder / "soc"), folder / "soc", *parts)
     return folder
 
 
@@ -80,6 +91,7 @@ def test_the_manifest_describes_the_binary(built: Path) -> None:
         "prefill.bin",
         "../graphs/decode.onnx",
         "../graphs/encodings.json",
+        "../graphs/model.safetensors",
         "../graphs/prefill.onnx",
         "../graphs/weights.data",
     ]
@@ -87,6 +99,9 @@ def test_the_manifest_describes_the_binary(built: Path) -> None:
         content = (built / "soc" / file["path"]).read_bytes()
         assert file["bytes"] == len(content)
         assert file["sha256"] == hashlib.sha256(content).hexdigest()
+    identity = stored_identity(built / "graphs" / "model.safetensors")
+    assert identity is not None
+    assert manifest["weights_sha256"] == identity
     sizes = [(built / "soc" / name).stat().st_size for name in ("context.bin", "decode.bin")]
     assert manifest["ratio_to_decode"] == sizes[0] / sizes[1]
 
@@ -101,9 +116,8 @@ def test_both_graphs_are_in_the_binary_with_their_weights_once(built: Path) -> N
 
 def test_two_folders_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
     graphs = make_quantized_graphs(tmp_path / "graphs")
-    (tmp_path / "graphs" / "encodings.json").write_text("{}\n")
-    proven = compile_both(graphs, tmp_path / "soc")
-    share(graphs, proven, tmp_path / "soc", tmp_path / "graphs" / "encodings.json")
+    parts = write_parts(tmp_path / "graphs")
+    share(graphs, compile_both(graphs, tmp_path / "soc"), tmp_path / "soc", *parts)
     for name in ("context.bin", "context.json"):
         assert (tmp_path / "soc" / name).read_bytes() == (built / "soc" / name).read_bytes()
 

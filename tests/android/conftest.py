@@ -33,7 +33,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     environment = {key: value for key, value in os.environ.items() if key != "ANDROID_NDK_ROOT"}
     for command in (
-        ["cmake", "-S", SOURCES, "-B", folder],
+        ["cmake", "-S", SOURCES, "-B", folder, "-DCMAKE_CXX_FLAGS=-Werror"],
         ["cmake", "--build", folder, "--parallel", "2"],
     ):
         done = subprocess.run(command, env=environment, capture_output=True, text=True)

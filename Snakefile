@@ -21,7 +21,9 @@ include: "rules/calibrate.smk"
 include: "rules/quantize.smk"
 include: "rules/compile.smk"
 include: "rules/net_run.smk"
+include: "rules/genie.smk"
 include: "rules/verify.smk"
+include: "rules/bundle.smk"
 include: "rules/android.smk"
 include: "rules/report.smk"
 
@@ -31,7 +33,7 @@ rule all:
     input:
         checks=expand("results/{model}/c{ctx}/onnx_check.json", **MATRIX),
         contexts=expand(f"{TARGET}/context.bin", **MATRIX),
-        accepted=expand(f"{TARGET}/emulator/accepted.txt", **MATRIX),
+        bundles=expand(f"{TARGET}/bundle/MANIFEST.json", **MATRIX),
         report="results/report.html",
 
 

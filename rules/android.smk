@@ -1,6 +1,6 @@
-"""The C++ programs for a phone, built by an Android NDK, on demand.
+"""The C++ programs for a phone, built by an Android NDK, on demand or for the bundles.
 
-Reads android/ and the environment variable ANDROID_NDK_ROOT. Writes results/android/ with the
+The bundles ask for them where the environment variable ANDROID_NDK_ROOT is set. Reads android/ and the environment variable ANDROID_NDK_ROOT. Writes results/android/ with the
 program over QNN, the JNI library over Genie, and build.json, which names the NDK's version.
 """
 

@@ -1,7 +1,7 @@
 """The report: is the model fit for the phone?
 
-Reads every verify.json, evaluation.json, context.json and the benchmarks. Writes results/report/
-with the figures, and results/report.html, which is Snakemake's own report around them. It does not
+Reads every verify.json, genie.json, evaluation.json, context.json and the benchmarks. Writes
+results/report/ with the figures, and results/report.html, which is Snakemake's own report around them. It does not
 wait for acceptance, so a build that missed a limit has its report as well.
 """
 
@@ -13,6 +13,7 @@ rule draw_report:
     input:
         program=program("draw_report", "report"),
         verdicts=expand(f"{TARGET}/emulator/verify.json", **MATRIX),
+        chats=expand(f"{TARGET}/emulator/genie.json", **MATRIX),
         contexts=expand(f"{TARGET}/context.json", **MATRIX),
         evaluations=expand("results/{model}/c{ctx}/{recipe}/evaluation.json", **MATRIX),
         checks=expand("results/{model}/c{ctx}/onnx_check.json", **MATRIX),
@@ -35,6 +36,12 @@ rule draw_report:
             caption="../report/captions/answers.rst",
             category="2. Quality",
             labels={"result": "Answers, float and quantised"},
+        ),
+        genie=report(
+            "results/report/genie.html",
+            caption="../report/captions/genie.rst",
+            category="2. Quality",
+            labels={"result": "Answers of the phone's runtime"},
         ),
         size=report(
             "results/report/size.svg",
@@ -71,6 +78,7 @@ rule draw_report:
 
         python {input.program[0]:q} \
             --verdicts {input.verdicts:q} \
+            --chats {input.chats:q} \
             --contexts {input.contexts:q} \
             --evaluations {input.evaluations:q} \
             --checks {input.checks:q} \

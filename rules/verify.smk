@@ -3,7 +3,8 @@
 Reads the held-out text, the graphs and the emulator's run. Writes reference.npz, what PyTorch makes
 of the text; per recipe evaluation.json, onnxruntime on the CPU against PyTorch; per chip
 verify.json, which measures and judges and never fails, so that the report can show a bad result;
-and accepted.txt, which is only written when no limit is exceeded, so that the build fails otherwise.
+and accepted.txt, which is only written when no limit is exceeded and Genie answers as the CPU does,
+so that the build fails otherwise.
 """
 
 
@@ -96,6 +97,7 @@ rule verify_target:
         evaluation="results/{model}/c{ctx}/{recipe}/evaluation.json",
         cpu_outputs="results/{model}/c{ctx}/{recipe}/cpu_outputs.npz",
         reference="results/{model}/c{ctx}/reference.npz",
+        genie="results/{model}/c{ctx}/{recipe}/{soc}/emulator/genie.json",
     output:
         verdict="results/{model}/c{ctx}/{recipe}/{soc}/emulator/verify.json",
     log:
@@ -124,6 +126,7 @@ rule verify_target:
             --evaluation {input.evaluation:q} \
             --cpu-outputs {input.cpu_outputs:q} \
             --reference {input.reference:q} \
+            --genie {input.genie:q} \
             --limits {params.limits:q} \
             --output {output.verdict:q}
         """

@@ -1,4 +1,7 @@
-"""Fail, with the figures, when a verdict of verify_target.py misses a limit of its recipe."""
+"""Fail when a verdict of verify_target.py misses a limit or Genie differs from the CPU.
+
+The message has the figures.
+"""
 
 import argparse
 from pathlib import Path

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from snapbake.errors import SnapbakeError, run_program
 from snapbake.report import draw_report
+from snapbake.report_figures import FigureFiles
 
 
 def _named(word: str) -> tuple[str, str]:
@@ -27,6 +28,7 @@ def main() -> None:
         parser.add_argument(option, type=Path, nargs="+", required=True, help=text)
 
     add_files("--verdicts", "verify.json of every binary")
+    add_files("--chats", "genie.json of every binary")
     add_files("--contexts", "context.json of every binary")
     add_files("--evaluations", "evaluation.json of every recipe")
     add_files("--checks", "onnx_check.json of every model and context")
@@ -57,12 +59,15 @@ def main() -> None:
     except ValueError as error:
         raise SnapbakeError(f"--weight-bits must give whole numbers of bits: {error}") from error
     draw_report(
-        arguments.verdicts,
-        arguments.contexts,
-        arguments.evaluations,
-        arguments.checks,
-        arguments.summaries,
-        arguments.benchmarks,
+        FigureFiles(
+            verdicts=arguments.verdicts,
+            chats=arguments.chats,
+            contexts=arguments.contexts,
+            evaluations=arguments.evaluations,
+            checks=arguments.checks,
+            summaries=arguments.summaries,
+            benchmarks=arguments.benchmarks,
+        ),
         weight_bits,
         dict(arguments.chips),
         arguments.output_dir,

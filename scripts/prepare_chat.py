@@ -15,7 +15,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the model")
     parser.add_argument("--questions", nargs="+", required=True, help="what a user asks")
-    parser.add_argument("--tokens", type=int, required=True, help="tokens of each answer")
+    parser.add_argument("--count", type=int, required=True, help="most tokens of an answer")
+    parser.add_argument(
+        "--context", type=int, required=True, help="tokens, past and new, of the shortest build"
+    )
+    parser.add_argument(
+        "--tokens", type=int, required=True, help="new tokens a run of the prefill graph"
+    )
     parser.add_argument("--threads", type=int, default=1, help="processor cores to use")
     parser.add_argument("--template", type=Path, required=True, help="JSON file of the template")
     parser.add_argument("--prompts", type=Path, required=True, help="JSON file of the answers")
@@ -23,6 +29,8 @@ def main() -> None:
     prepare_chat(
         arguments.checkpoint,
         arguments.questions,
+        arguments.count,
+        arguments.context,
         arguments.tokens,
         arguments.threads,
         arguments.template,

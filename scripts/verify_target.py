@@ -25,6 +25,7 @@ def main() -> None:
     parser.add_argument(
         "--reference", type=Path, required=True, help=".npz file of compute_reference.py"
     )
+    parser.add_argument("--genie", type=Path, required=True, help="genie.json of run_genie.py")
     parser.add_argument(
         "--limits", nargs="*", default=[], metavar="NAME=NUMBER", help="limits of the recipe"
     )
@@ -36,6 +37,7 @@ def main() -> None:
         arguments.evaluation,
         arguments.cpu_outputs,
         arguments.reference,
+        arguments.genie,
         parse_limits(arguments.limits),
         arguments.output,
     )

@@ -4,16 +4,19 @@ Logits and caches are random and a recipe adds noise to them; all figures are th
 modules that make them in a build.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from genie_answers import genie_answers
 from snapbake.families import read_spec
 from snapbake.files import write_json
 from snapbake.metrics import CosineSums, score_tokens, summarize
+from snapbake.report import draw_report
+from snapbake.report_figures import FigureFiles, Figures, read_figures
 from snapbake.subset import Answer, Reading, Subset, save_subset
 from snapbake.verdict import verify_target
 
@@ -25,7 +28,10 @@ LIMITS = {"kl_divergence": 0.03, "top1_agreement": 0.93, "perplexity_increase": 
 
 @dataclass
 class Built:
-    """A build's results/ and benchmarks/ in `folder`, and the arguments of draw_report."""
+    """A build's results/ and benchmarks/ in `folder`, and the arguments of draw_report.py.
+
+    `answer` is what Genie's answer has of its own (see `genie_answers`).
+    """
 
     folder: Path
     models: Sequence[str]
@@ -33,12 +39,14 @@ class Built:
     recipes: Sequence[str] = ("fp16", "w8a16")
     socs: Sequence[str] = ("sm8650",)
     tied: bool = True
+    answer: Mapping[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         results = self.folder / "results"
         self.arguments = {
             "verdicts": [],
+            "chats": [],
             "contexts": [],
             "evaluations": [],
             "checks": [],
@@ -53,6 +61,23 @@ class Built:
             for context in self.contexts:
                 self._add_context(results / model / f"c{context}", model, context)
 
+    def figures(self) -> Figures:
+        """Read the figures of all files."""
+        return read_figures(*self._read_arguments())
+
+    def draw(self, output: Path) -> Path:
+        """Draw the report into a folder and return it."""
+        draw_report(*self._read_arguments(), output)
+        return output
+
+    def _read_arguments(self) -> tuple[FigureFiles, dict[str, int], dict[str, str]]:
+        files = {
+            name: value
+            for name, value in self.arguments.items()
+            if name not in ("weight_bits", "chips")
+        }
+        return FigureFiles(**files), self.arguments["weight_bits"], self.arguments["chips"]
+
     def _add_context(self, folder: Path, model: str, context: int) -> None:
         self._add("checks", folder / "onnx_check.json", ONNX_CHECK)
         self._benchmark("select_records", f"{model}/c{context}", 0.4, "NA")
@@ -63,6 +88,8 @@ class Built:
             self._benchmark("evaluate_recipe", place, 200.0, "2000.00")
             for soc in self.socs:
                 self._add("contexts", folder / recipe / soc / "context.json", manifest(recipe))
+                chat = folder / recipe / soc / "emulator" / "genie.json"
+                self._add("chats", chat, genie_answers(**self.answer))
                 self.arguments["verdicts"].append(verify(folder / recipe, soc, NOISE[recipe]))
                 for graph in ("prefill", "decode"):
                     self._benchmark("compile_graph", f"{place}/{soc}/{graph}", 40.0, "3000.00")
@@ -186,9 +213,8 @@ def verify(folder: Path, soc: str, noise: float) -> Path:
     answer = Answer(9, (1, 2), 16, tuple(range(16)), tuple(0.1 * n for n in range(16)))
     on_cpu = np.array([0, 1, 2, 3, *range(20, 32)])
     emulator = folder / soc / "emulator"
-    emulator.mkdir(parents=True)
     save_subset(folder / "reference.npz", Subset((reading,), (answer,), (0,)))
-    write_json(emulator / "run.json", {"seconds": 95.2})
+    write_json(emulator / "run.json", {"seconds": 95.2, "weights_sha256": None})
     np.savez(folder / "cpu.npz", reading_0_logits=noisy(logits, noise, 7), answer_ids=on_cpu)
     np.savez(
         emulator / "outputs.npz",
@@ -203,6 +229,7 @@ def verify(folder: Path, soc: str, noise: float) -> Path:
         folder / "evaluation.json",
         folder / "cpu.npz",
         folder / "reference.npz",
+        emulator / "genie.json",
         limits,
         emulator / "verify.json",
     )

@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from offline_conda import Conda, install_conda
 from tiny_models import make_tiny_model
 from workflow_copy import copy_workflow
+
+# An NDK on the machine would make builds and bundles others than the tests expect.
+os.environ.pop("ANDROID_NDK_ROOT", None)
 
 FAMILY_NAMES = ("llama", "qwen2", "qwen3")
 FIGURES = pytest.StashKey[list[str]]()

@@ -20,6 +20,7 @@ from snapbake.files import read_json, write_json
 from snapbake.fp16 import convert_fp16
 from snapbake.genie import Genie
 from snapbake.genie_gate import open_genie, run_genie
+from snapbake.genie_verdict import judge_genie, near_tie_limit
 from snapbake.htp_target import HtpTarget
 from snapbake.prompt_template import PromptTemplate, read_prompt_template
 from snapbake.weight_sharing import share_weights
@@ -107,7 +108,7 @@ def make_genie_build(
         chunk,
         context,
     )
-    prepare_chat(checkpoint, QUESTIONS, TOKENS, 1, build.template, build.prompts)
+    prepare_chat(checkpoint, QUESTIONS, TOKENS, context, chunk, 1, build.template, build.prompts)
     _read_text(build, folder)
     return build
 
@@ -124,7 +125,7 @@ def _read_text(build: GenieBuild, folder: Path) -> None:
 def gate(
     build: GenieBuild, output: Path, prompts: Path | None = None, graphs: Path | None = None
 ) -> dict:
-    """Run the whole Genie gate and return its result."""
+    """Run the whole Genie gate, write genie.json and return it with the verdict on it."""
     run_genie(
         build.binaries,
         graphs_of(graphs or build.graphs),
@@ -132,8 +133,6 @@ def gate(
         build.graphs / "encodings.json",
         build.template,
         prompts or build.prompts,
-        build.outputs,
-        build.cpu_outputs,
         build.chunk,
         build.context,
         TARGET.soc_model,
@@ -142,7 +141,9 @@ def gate(
         1,
         output,
     )
-    return read_json(output)
+    answers = read_json(output)
+    limit = near_tie_limit(build.outputs, build.cpu_outputs)
+    return {**answers, "verdict": judge_genie(answers, limit)}
 
 
 def make_target(build: GenieBuild, results: Path) -> Path:
@@ -160,10 +161,15 @@ def make_target(build: GenieBuild, results: Path) -> Path:
     for path in build.graphs.glob("*.*"):
         shutil.copy(path, target if path.suffix == ".bin" else recipe)
     calibration = model / f"c{build.context}" / "calibration" / "manifest.json"
-    write_json(calibration, {"seed": 1, "sha256": "00"})
+    write_json(calibration, {"seed": 1, "sha256": "00", "weights_sha256": None})
     write_json(
         model / "checkpoint.json",
-        {"parameters": 1234, "licence": "mit", "source": {"location": "path/to/tiny"}},
+        {
+            "parameters": 1234,
+            "sha256": None,  # no prepare_checkpoint wrote it into the weights
+            "licence": "mit",
+            "source": {"kind": "folder", "location": "path/to/exported"},
+        },
     )
     share_weights(
         recipe / "prefill.onnx",
@@ -188,7 +194,13 @@ def make_target(build: GenieBuild, results: Path) -> Path:
     )
     write_json(
         target / "emulator" / "verify.json",
-        {"emulator": {**figures, "tokens": 9}, "cpu": {**figures, "tokens": 9}, "checks": []},
+        {
+            "emulator": {**figures, "tokens": 9},
+            "cpu": {**figures, "tokens": 9},
+            "checks": [],
+            "genie": {},
+            "weights_sha256": None,
+        },
     )
     answer = {"text": "It | is\nso."}
     write_json(

@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from snapbake.bundle_check import verify_bundle
 from snapbake.families import DecoderSpec, read_spec
 from snapbake.files import read_json, sha256_file
 from snapbake.graph_names import plain_name
@@ -125,6 +127,12 @@ def tell(build: Finished) -> list[str]:
                     f"cosine {found['logits_cosine']:.7f}"
                 )
             lines.append(f"{recipe}, answer: {verdict['answer']}")
+            lines.append(f"{recipe}, Genie: {verdict['genie']}")
+            chat = build.read(f"c{CONTEXT}/{recipe}/{SOC}/emulator/genie.json")
+            lines += [
+                f"{recipe}, {each['question']} {each['genie']['text']!r}"
+                for each in chat["prompts"]
+            ]
     return lines
 
 
@@ -181,6 +189,36 @@ def test_an_answer_was_generated(finished, recipe):
         ids = arrays["answer_ids"].tolist()
     assert len(ids) == finished.verdict(recipe)["answer"]["tokens"]
     assert len(ids) >= 16 or ids[-1] in stop_tokens(results / "checkpoint")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_genie_answers_three_prompts_as_the_cpu_does(finished, recipe):
+    """Token by token, and where they part the CPU found both nearly equally likely."""
+    answers = finished.read(f"c{CONTEXT}/{recipe}/{SOC}/emulator/genie.json")["prompts"]
+    verdict = finished.verdict(recipe)["genie"]
+    assert len(answers) == verdict["prompts"] == 3
+    assert verdict["passed"]
+    for answer in answers:
+        assert answer["same_prompt"]
+        assert answer["same_text"]
+        assert answer["genie"]["text"]
+        if not answer["differences"]:
+            assert answer["genie"]["tokens"] == answer["cpu"]["tokens"]
+            assert answer["genie"]["text"].startswith(answer["cpu"]["text"])
+        for each in answer["differences"]:
+            assert each["margin"] <= verdict["near_tie_limit"]
+    page = (finished.folder / "results" / "report" / "genie.html").read_text()
+    for answer in answers:
+        for side in ("genie", "float"):
+            assert escape(answer[side]["text"]) in page
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_bundle_is_whole_and_for_this_chip(finished, recipe):
+    bundle = finished.folder / "results" / MODEL / f"c{CONTEXT}" / recipe / SOC / "bundle"
+    assert verify_bundle(bundle, SOC).context == CONTEXT
+    manifest = read_json(bundle / "MANIFEST.json")
+    assert manifest["checkpoint"]["sha256"] == finished.read("checkpoint.json")["sha256"]
 
 
 def test_every_graph_is_the_model(finished):

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import yaml
 
+from snapbake.android_sources import android_sources
+
 ROOT = Path(__file__).resolve().parents[1]
 
 STAND_IN = '''\
@@ -42,12 +44,19 @@ FILES = {{
     "quantize_graphs": "prefill.onnx decode.onnx weights.data encodings.json",
     "run_emulator": "run.json outputs.npz prefill/input_list.txt decode/input_list.txt "
     "prefill/Result_0/logits.raw decode/Result_0/logits.raw",
-    "draw_report": "verdict.html accuracy.svg answers.html size.svg cost.svg",
+    "build_android": "qnn_runner libsnapbake_genie.so build.json",
+    "make_ort_bundle": "prefill.onnx prefill.bin decode.onnx decode.bin tables.npz tokenizer.json "
+    "prompt_template.json run_with_onnxruntime.py metadata.json",
+    "make_bundle": "context.bin genie_config.json htp_backend_ext_config.json tokenizer.json "
+    "prompt_template.json run_on_phone.sh README.md LICENSES MANIFEST.json android/runner.json "
+    "{android}",
+    "draw_report": "verdict.html accuracy.svg answers.html genie.html size.svg cost.svg",
 }}
 OUTPUTS = {{
     "prepare_checkpoint": ["--summary"],
     "write_htp_weights": ["--data", "--index"],
     "evaluate_recipe": ["--output", "--cpu-output"],
+    "prepare_chat": ["--template", "--prompts"],
     "share_weights": ["--output", "--manifest"],
 }}
 
@@ -178,11 +187,12 @@ def import_statements(program: Path) -> str:
 
 def copy_real_workflow(folder: Path) -> Workflow:
     """Copy the workflow with its programs, without anything that was built."""
-    for name in ("android", "config", "envs", "profiles", "report", "rules", "scripts"):
+    for name in ("android", "bundle", "config", "envs", "profiles", "report", "rules", "scripts"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".*")
         )
-    shutil.copy(ROOT / "Snakefile", folder)
+    for name in ("Snakefile", "requirements.txt"):
+        shutil.copy(ROOT / name, folder)
     return Workflow(folder, folder)
 
 
@@ -190,7 +200,9 @@ def copy_workflow(folder: Path) -> Workflow:
     """Copy the workflow with stand-ins for its programs."""
     workflow = copy_real_workflow(folder)
     rules = "".join(path.read_text() for path in (folder / "rules").glob("*.smk"))
+    android = " ".join(f"android/{name}" for name in android_sources(folder / "android"))
     for name in re.findall(r'program\("(\w+)"', rules):
         program = folder / "scripts" / f"{name}.py"
-        program.write_text(STAND_IN.format(imports=import_statements(program)))
+        imports = import_statements(program)
+        program.write_text(STAND_IN.format(imports=imports, android=android))
     return workflow

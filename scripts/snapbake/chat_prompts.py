@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from snapbake.errors import SnapbakeError
 from snapbake.files import read_json, write_json
 
 
@@ -41,3 +42,17 @@ def read_chat_prompts(path: Path) -> list[ChatPrompt]:
 def write_chat_prompts(path: Path, prompts: Sequence[ChatPrompt]) -> None:
     """Write prompts as JSON."""
     write_json(path, {"prompts": [asdict(prompt) for prompt in prompts]})
+
+
+def require_room(prompt: ChatPrompt, count: int, tokens: int, context: int) -> None:
+    """Raise SnapbakeError unless Genie can answer a prompt with `count` tokens.
+
+    It reads `tokens` at a time, and its last whole chunk must begin within the `context`.
+    """
+    longest = min(context - tokens, context - count)
+    if len(prompt.ids) > longest:
+        raise SnapbakeError(
+            f"the prompt {prompt.question!r} has {len(prompt.ids)} tokens with its template, and "
+            f"Genie takes at most {longest} when {count} tokens are asked for in a context of "
+            f"{context} with chunks of {tokens}; shorten it (genie.prompts) or lengthen the context"
+        )

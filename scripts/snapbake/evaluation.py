@@ -15,6 +15,7 @@ from snapbake.families import read_spec
 from snapbake.files import read_json, write_json
 from snapbake.metrics import CosineSums, TokenScores, agreeing, score_tokens, summarize
 from snapbake.reading import decoded_cache, read_text
+from snapbake.safetensors_file import stored_identity
 from snapbake.subset import Answer, load_subset, save_arrays
 from snapbake.token_records import TokenRecord, read_token_records
 from snapbake.torch_reference import TorchModel
@@ -71,6 +72,7 @@ def evaluate_recipe(
             **summarize(scores),
             "kv_cosine": cosines.result(),
             "answers": _texts(checkpoint, records, subset.answers, answers),
+            "weights_sha256": stored_identity(checkpoint / "model.safetensors"),
         },
     )
 

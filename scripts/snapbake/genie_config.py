@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from snapbake.errors import SnapbakeError
-from snapbake.families import DecoderSpec, RopeSpec
+from snapbake.families import DecoderSpec
+from snapbake.genie_positions import positional_encoding
 from snapbake.qnn_system import BinaryInfo, GraphInfo, TensorInfo
 
 EXTENSIONS_FILE: Final = "htp_backend_ext_config.json"
@@ -79,7 +80,7 @@ def genie_config(
                     "version": 1,
                     "type": "binary",
                     "binary": {"version": 1, "ctx-bins": list(binaries)},
-                    "positional-encoding": _positions(spec, context),
+                    "positional-encoding": positional_encoding(spec, context),
                 },
             },
         }
@@ -99,39 +100,6 @@ def htp_extensions(soc_model: int, arch: int) -> dict[str, Any]:
         "memory": {"mem_type": "shared_buffer"},
         "context": {"weight_sharing_enabled": True},
     }
-
-
-def _positions(spec: DecoderSpec, context: int) -> dict[str, Any]:
-    rope = spec.rope
-    positions: dict[str, Any] = {
-        "type": "rope",
-        "rope-dim": spec.head_dim // 2,
-        "rope-theta": int(rope.theta) if rope.theta.is_integer() else rope.theta,
-    }
-    scaling = _scaling(rope, context)
-    return {**positions, "rope-scaling": scaling} if scaling else positions
-
-
-def _scaling(rope: RopeSpec, context: int) -> dict[str, Any] | None:
-    """Return Genie's rope-scaling, None where the positions are plain ones."""
-    original = rope.original_max_position_embeddings
-    if rope.kind == "default" or (rope.kind == "dynamic" and original and context <= original):
-        return None
-    if rope.kind == "linear":
-        return {"rope-type": "linear", "factor": rope.factor}
-    if rope.kind == "llama3":
-        return {
-            "rope-type": "llama3",
-            "factor": rope.factor,
-            "low-freq-factor": rope.low_freq_factor,
-            "high-freq-factor": rope.high_freq_factor,
-            "original-max-position-embeddings": original,
-        }
-    raise SnapbakeError(
-        f"the model's rope scaling is {rope.kind!r}, whose tables Genie computes otherwise "
-        "than the model was trained with, so it cannot run it; use the binaries with onnxruntime, "
-        "or a model with plain, linear or llama3 positions"
-    )
 
 
 def require_fit(

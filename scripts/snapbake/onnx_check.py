@@ -26,6 +26,7 @@ from snapbake.files import read_json, write_json
 from snapbake.freeze import frozen_sizes
 from snapbake.onnx_files import load_graph, require_external_data
 from snapbake.optimum_decoding import OptimumDecoder
+from snapbake.safetensors_file import stored_identity
 from snapbake.token_records import TokenRecord, read_token_records
 from snapbake.torch_reference import Reference, torch_references
 
@@ -144,6 +145,7 @@ def check_graphs(
             }
             for name, result in results.items()
         },
+        "weights_sha256": stored_identity(checkpoint / "model.safetensors"),
     }
     _require_agreement(results, report)
     write_json(output, report)

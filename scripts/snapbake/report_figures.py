@@ -28,17 +28,36 @@ class RecipeKey:
 
 
 @dataclass(frozen=True)
+class FigureFiles:
+    """The files of a build that have its figures, where the workflow puts them under results/.
+
+    By binary: `verdicts` (verify.json), `chats` (genie.json), `contexts` (context.json); by recipe:
+    `evaluations`; by model and context: `checks` (onnx_check.json); by model: `summaries`
+    (checkpoint.json). `benchmarks` is Snakemake's folder of them.
+    """
+
+    verdicts: Sequence[Path]
+    chats: Sequence[Path]
+    contexts: Sequence[Path]
+    evaluations: Sequence[Path]
+    checks: Sequence[Path]
+    summaries: Sequence[Path]
+    benchmarks: Path
+
+
+@dataclass(frozen=True)
 class Binary:
-    """What was made for one chip (`soc`): its verify.json and its context.json."""
+    """What was made for one chip (`soc`): its verify.json, genie.json and context.json."""
 
     key: RecipeKey
     soc: str
     verdict: Mapping[str, Any]
+    chat: Mapping[str, Any]
     manifest: Mapping[str, Any]
 
     @property
     def accepted(self) -> bool:
-        """Whether every limit of the recipe is kept."""
+        """Whether every limit of the recipe is kept and Genie answers as the CPU does."""
         return bool(self.verdict["accepted"])
 
     def check(self, figure: str, where: str) -> Mapping[str, Any] | None:
@@ -139,41 +158,38 @@ def ideal_size(summary: Mapping[str, Any], weight_bits: int) -> Ideal:
 
 
 def read_figures(
-    verdicts: Iterable[Path],
-    contexts: Iterable[Path],
-    evaluations: Iterable[Path],
-    checks: Iterable[Path],
-    summaries: Iterable[Path],
-    benchmarks: Path,
-    weight_bits: Mapping[str, int],
-    chips: Mapping[str, str],
+    files: FigureFiles, weight_bits: Mapping[str, int], chips: Mapping[str, str]
 ) -> Figures:
-    """Read all figures; every path lies where the workflow puts it under results/.
+    """Read all figures; `weight_bits` and `chips` are those of `Figures`.
 
-    Raises SnapbakeError for a file that is missing or broken, and for a binary that is described
-    but not judged, or judged but not described.
+    Raises SnapbakeError for a file that is missing or broken, and for a binary of which not all
+    files were given.
     """
-    manifests = {_target(path.parent): path for path in contexts}
-    judged = {_target(path.parent.parent): path for path in verdicts}
-    for target in judged.keys() ^ manifests.keys():
-        key, soc = target
-        missing = "verify.json" if target in manifests else "context.json"
-        raise SnapbakeError(
-            f"{missing} of {key.model}, context {key.context}, {key.recipe}, {soc} was not given; "
-            "give both files of every binary"
-        )
-    binaries = [
-        Binary(key, soc, read_json(path), read_json(manifests[key, soc]))
-        for (key, soc), path in judged.items()
-    ]
+    kinds = {
+        "verify.json": {_target(path.parent.parent): path for path in files.verdicts},
+        "genie.json": {_target(path.parent.parent): path for path in files.chats},
+        "context.json": {_target(path.parent): path for path in files.contexts},
+    }
+    # In the order in which they were given.
+    targets = list(dict.fromkeys(target for paths in kinds.values() for target in paths))
+    for key, soc in targets:
+        for name, paths in kinds.items():
+            if (key, soc) not in paths:
+                raise SnapbakeError(
+                    f"{name} of {key.model}, context {key.context}, {key.recipe}, {soc} was not "
+                    f"given; give {', '.join(kinds)} of every binary"
+                )
     return Figures(
-        binaries=binaries,
-        evaluations={_recipe(path.parent): read_json(path) for path in evaluations},
-        checks={_context(path.parent): read_json(path) for path in checks},
-        summaries={path.parent.name: read_json(path) for path in summaries},
+        binaries=[
+            Binary(*target, *(read_json(paths[target]) for paths in kinds.values()))
+            for target in targets
+        ],
+        evaluations={_recipe(path.parent): read_json(path) for path in files.evaluations},
+        checks={_context(path.parent): read_json(path) for path in files.checks},
+        summaries={path.parent.name: read_json(path) for path in files.summaries},
         weight_bits=weight_bits,
         chips=chips,
-        costs=read_costs(benchmarks, [(binary.key, binary.soc) for binary in binaries]),
+        costs=read_costs(files.benchmarks, targets),
     )
 
 

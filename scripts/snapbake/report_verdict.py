@@ -32,21 +32,21 @@ def _banner(figures: Figures) -> str:
     count = len(figures.binaries)
     if not refused:
         sentence = (
-            "Fit for the phone: the binary keeps every limit of its recipe."
+            "Fit for the phone: the binary keeps every limit of its recipe, "
             if count == 1
             else f"Fit for the phone: {'both' if count == 2 else f'all {count}'} binaries keep "
-            "every limit of their recipes."
-        )
+            "every limit of their recipes, "
+        ) + "and Genie answers as the CPU does."
         return f'<div class="banner good"><h1>✔ {sentence}</h1>{_SCOPE}</div>\n'
     sentence = (
-        "Not fit for the phone: the binary misses a limit of its recipe."
+        "Not fit for the phone."
         if count == 1
         else f"{len(refused)} of {count} binaries "
         + ("is" if len(refused) == 1 else "are")
         + " not fit for the phone."
     )
     misses = "".join(
-        f"<li><strong>{escape(_name(figures, binary))}</strong> misses "
+        f"<li><strong>{escape(_name(figures, binary))}</strong>: "
         f"{'; '.join(_short_misses(binary))}</li>"
         for binary in refused
     )
@@ -74,8 +74,8 @@ def _short_misses(binary: Binary) -> list[str]:
         ]
         if missed:
             limit = measure.write_limit(missed[0][1]["limit"])
-            told.append(f"{measure.title} ({', '.join(found)}; limit {limit})")
-    return told
+            told.append(f"misses {measure.title} ({', '.join(found)}; limit {limit})")
+    return told + [escape(failure) for failure in binary.verdict["genie"]["failures"]]
 
 
 def _place(where: str) -> str:
@@ -147,6 +147,7 @@ def _card(figures: Figures, binary: Binary) -> str:
         f'<p class="soft">{escape(key.model)}, context of {key.context} tokens</p>\n'
         + table(head, rows)
         + f"<p>{_worst_tokens(verdict)} {_against_cpu(verdict)} {_answer(verdict['answer'])}</p>\n"
+        + f"<p>{_genie(verdict['genie'])}</p>\n"
         + f'<p class="soft"><small>For the phone: <code>{escape(_path(binary))}</code>, '
         f"{size(manifest['binary']['bytes'])}, compiled by QAIRT "
         f"{escape(str(manifest['qairt_build']))}, SHA-256 "
@@ -223,6 +224,20 @@ def _answer(answer: Mapping[str, Any]) -> str:
             f" (whose odds for its own next token against its second choice were {odds(margin)})"
         )
     return f"{told}, and the first {answer['agreeing_with_cpu']} are the CPU's."
+
+
+def _genie(verdict: Mapping[str, Any]) -> str:
+    if not verdict["passed"]:
+        failures = "; ".join(map(escape, verdict["failures"]))
+        return f'<span class="bad">✘ {failures}.</span>'
+    prompts, tokens = plural(verdict["prompts"], "prompt"), plural(verdict["tokens"], "token")
+    told = (
+        f'<span class="good">✔</span> Genie, the runtime of the phone, answered {prompts} on the '
+        f"emulator; {verdict['agreeing_with_cpu']} of {tokens} are the CPU's"
+    )
+    if verdict["largest_margin"] is not None:
+        told += f" (where they part, the CPU's odds were {odds(verdict['largest_margin'])} or less)"
+    return f"{told}, and {verdict['agreeing_with_float']} the original's."
 
 
 def _path(binary: Binary) -> str:

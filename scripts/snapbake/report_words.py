@@ -116,7 +116,7 @@ def floor(value: float, digits: int) -> float:
 
 
 def odds(margin: float) -> str:
-    """Return how much likelier the original found its own token than its second choice: 1.28 : 1.
+    """Return how much likelier a model found its own token than another: 1.28 : 1.
 
     `margin` is the difference of their log-probabilities in nats.
     """

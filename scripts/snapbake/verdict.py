@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from snapbake.errors import SnapbakeError
 from snapbake.files import atomic_path, read_json, write_json
+from snapbake.genie_verdict import judge_genie, near_tie_limit
 from snapbake.metrics import CosineSums, TokenScores, agreeing, score_tokens, summarize
 from snapbake.subset import Reading, load_subset
 
@@ -46,13 +47,15 @@ def verify_target(
     evaluation: Path,
     cpu_outputs: Path,
     reference: Path,
+    genie: Path,
     limits: dict[str, float],
     output: Path,
 ) -> None:
     """Measure the emulator's outputs against PyTorch and the CPU, judge both, write the verdict.
 
     `outputs` are the emulator's (.npz), `cpu_outputs` the CPU's of the same text, `reference` is
-    PyTorch's; `evaluation` has the CPU's figures over all held-out text.
+    PyTorch's; `evaluation` has the CPU's figures over all held-out text, `genie` what the phone's
+    runtime answered.
     """
     recorded, on_cpu = read_json(run), read_json(evaluation)
     subset = load_subset(reference)
@@ -75,17 +78,21 @@ def verify_target(
             tuple(int(token) for token in arrays["answer_ids"]) for arrays in (found, on_same_text)
         )
     emulator = {**summarize(against_float), "kv_cosine": cosines.result()}
-    cpu = {name: value for name, value in on_cpu.items() if name != "answers"}
+    cpu = {
+        name: value for name, value in on_cpu.items() if name not in ("answers", "weights_sha256")
+    }
     checks = [
         _check(name, limit, where, figures)
         for where, figures in (("emulator", emulator), ("cpu", cpu))
         for name, limit in sorted(limits.items())
     ]
+    chat = judge_genie(read_json(genie), near_tie_limit(outputs, cpu_outputs))
     write_json(
         output,
         {
-            "accepted": all(check["passed"] for check in checks),
+            "accepted": chat["passed"] and all(check["passed"] for check in checks),
             "checks": checks,
+            "genie": chat,
             "emulator": emulator,
             "emulator_against_cpu": summarize(against_cpu),
             "cpu": cpu,
@@ -98,7 +105,7 @@ def verify_target(
                 "margin_at_difference": subset.answers[0].margin_at_difference(answer),
             },
             "seconds": recorded["seconds"],
-            "weights_sha256": recorded.get("weights_sha256"),
+            "weights_sha256": recorded["weights_sha256"],
         },
     )
 
@@ -117,21 +124,30 @@ def _check(name: str, limit: float, where: str, figures: Mapping[str, Any]) -> d
 
 
 def accept_target(verdict: Path, output: Path) -> None:
-    """Write `output` when every limit of the verdict is kept; otherwise say what is missed."""
+    """Write `output` when all of the verdict is good; otherwise say what is missed."""
     content = read_json(verdict)
-    missed = [check for check in content["checks"] if not check["passed"]]
+    missed = [_missed(check, content) for check in content["checks"] if not check["passed"]]
+    chat = content["genie"]
     if missed:
         raise SnapbakeError(
-            f"{verdict}: "
-            + "; ".join(_missed(check, content) for check in missed)
-            + ". See the report for the answers; use a finer recipe, more calibration records like "
-            "the held-out ones, or change the recipe's limits in config/recipes.yaml"
+            f"{verdict}: {'; '.join([*missed, *chat['failures']])}. See the report for the "
+            "answers; use a finer recipe, more calibration records like the held-out ones, or "
+            "change the recipe's limits in config/recipes.yaml"
+        )
+    if not chat["passed"]:
+        raise SnapbakeError(
+            f"{verdict}: {'; '.join(chat['failures'])}. The phone would answer so too; genie.json "
+            "beside it and the report have the texts"
         )
     kept = [
         f"{check['figure']} on the {check['where']}: {check['found']:.6g} "
         f"(limit {check['limit']:g})"
         for check in content["checks"]
     ]
+    kept.append(
+        f"Genie: {chat['agreeing_with_cpu']} of {chat['tokens']} tokens as on the CPU "
+        f"(prompts: {chat['prompts']})"
+    )
     with atomic_path(output) as temporary:
         temporary.write_text("\n".join(kept) + "\n", encoding="utf-8")
 

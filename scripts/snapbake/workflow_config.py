@@ -8,7 +8,7 @@ import copy
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,8 @@ class Recipe:
 class Build:
     """What to build: every model in every context and recipe for every target.
 
-    `contexts` and `chunk` are in tokens. `calibration` and `emulator` are the sections of that
-    name in the configuration.
+    `contexts` and `chunk` are in tokens. `calibration`, `emulator` and `genie` are the sections of
+    that name in the configuration.
     """
 
     models: Mapping[str, Model]
@@ -94,6 +94,36 @@ class Build:
     targets: Mapping[str, Soc]
     calibration: Mapping[str, int]
     emulator: Mapping[str, int]
+    genie: Mapping[str, Any]
+
+    def settings(self, model: str, recipe: str, soc: str) -> dict[str, Any]:
+        """Return what shaped one binary, for its bundle.
+
+        Of paths there are only the last names: folders are nobody else's business, and the same
+        model in another folder is the same build.
+        """
+        entry = self.models[model]
+        return {
+            "model": {
+                "name": entry.name,
+                "source": _last_name(entry.source),
+                "sha256": entry.sha256,
+                "base": None if entry.base is None else _last_name(entry.base),
+                "trust_remote_code": entry.trust_remote_code,
+                "data": [_last_name(path) for path in entry.data_files],
+                "dataset": entry.dataset,
+            },
+            "recipe": asdict(self.recipes[recipe]),
+            "target": asdict(self.targets[soc]),
+            "calibration": self.calibration,
+            "emulator": self.emulator,
+            "genie": self.genie,
+        }
+
+
+def _last_name(source: str) -> str:
+    """Return the last name of a path; an address stays whole."""
+    return source if "://" in source else Path(source).name
 
 
 def resolve_build(config: Mapping[str, Any], root: Path) -> Build:
@@ -129,9 +159,21 @@ def resolve_build(config: Mapping[str, Any], root: Path) -> Build:
                     f"{recipe.name} cannot be built for {soc.name}: {reason} (recipes and targets "
                     "in the configuration)"
                 )
+    if filled["genie"]["tokens"] >= min(contexts) - 1:
+        raise SnapbakeError(
+            f"genie.tokens is {filled['genie']['tokens']}, which leaves no room for a question in "
+            f"a context of {min(contexts)} tokens; ask for fewer"
+        )
     models = {name: _resolve_model(name, entry, root) for name, entry in _models(filled).items()}
     return Build(
-        models, tuple(contexts), chunk, recipes, targets, filled["calibration"], filled["emulator"]
+        models,
+        tuple(contexts),
+        chunk,
+        recipes,
+        targets,
+        filled["calibration"],
+        filled["emulator"],
+        filled["genie"],
     )
 
 

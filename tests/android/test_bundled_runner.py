@@ -26,7 +26,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build whose genie.json is what Genie says, and whose bundle has no programs yet."""
     build = make_genie_build(tmp_path_factory.mktemp("build"), "qwen2", "w8a16")
     target = make_target(build, tmp_path_factory.mktemp("results"))
-    assert gate(build, target / "emulator" / "genie.json")["passed"]
+    assert gate(build, target / "emulator" / "genie.json")["verdict"]["passed"]
     bundle_target(target)
     return target
 

@@ -1,6 +1,5 @@
 """A matrix of real builds on Slurm, each rule in an environment of its own."""
 
-import json
 import re
 
 import pytest
@@ -8,6 +7,7 @@ from slurm_node import SlurmNode
 from slurm_runs import PROFILE
 
 from offline_conda import Conda
+from snapbake.bundle_check import verify_bundle
 from snapbake.files import read_json
 from tiny_build import CONTEXT, DATA, make_tiny_build
 from tiny_models import make_tiny_model
@@ -30,6 +30,8 @@ ALLOCATIONS = {
     "compile_graph": 8,
     "share_weights": 4,
     "emulator": 4,
+    "prepare_chat": 1,
+    "make_bundle": 4,
 }
 
 
@@ -57,5 +59,5 @@ def test_a_matrix_of_builds_is_accepted(slurm: SlurmNode, conda: Conda, tmp_path
             for target in TARGETS:
                 folder = workflow.folder / "results" / model / f"c{CONTEXT}" / recipe / target
                 assert read_json(folder / "emulator" / "verify.json")["accepted"]
-                assert json.loads((folder / "context.json").read_text())["soc"] == target
+                assert verify_bundle(folder / "bundle", target).soc == target
     assert (workflow.folder / "results" / "report.html").is_file()

@@ -1,12 +1,17 @@
 """From a fine-tuned folder to accepted binaries and the report, by the real programs."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
+from default_jobs import EVERY_JOB
+from snapbake.bundle_check import verify_bundle
 from snapbake.files import read_json, sha256_file
 from snapbake.graph_names import plain_name
 from tiny_build import CHUNK, CONTEXT, RECIPES, RESULTS, target
@@ -14,34 +19,13 @@ from workflow_copy import Workflow
 
 pytestmark = pytest.mark.slow
 
-EVERY_RULE = {
-    "prepare_checkpoint": 1,
-    "export_onnx": 1,
-    "freeze_shapes": 2,
-    "simplify_graph": 2,
-    "write_htp_weights": 1,
-    "adapt_graph": 2,
-    "select_records": 1,
-    "check_onnx": 1,
-    "compute_reference": 1,
-    "convert_fp16": 1,
-    "quantize_graphs": 1,
-    "evaluate_recipe": 2,
-    "compile_graph": 4,
-    "share_weights": 2,
-    "run_emulator": 2,
-    "verify_target": 2,
-    "accept_target": 2,
-    "draw_report": 1,
-    "write_report": 1,
-}
 DTYPES = {"fp16": "float16", "w8a16": "ufix16"}
 
 
 def test_the_whole_build_succeeds(first_run):
     _, result = first_run
     assert result.code == 0, result.text
-    assert result.jobs == EVERY_RULE
+    assert result.jobs == EVERY_JOB
     assert "Traceback" not in result.text
 
 
@@ -86,7 +70,7 @@ def test_what_was_verified(built, recipe):
     assert verdict["answer"]["tokens"] >= 16
     assert verdict["cpu"]["records"] == 32
     accepted = (built.folder / target(recipe, "emulator/accepted.txt")).read_text()
-    assert len(accepted.splitlines()) == len(verdict["checks"])
+    assert len(accepted.splitlines()) == len(verdict["checks"]) + 1, "the limits and Genie"
 
 
 def test_fp16_keeps_the_numbers(built):
@@ -105,7 +89,7 @@ def test_every_graph_was_checked(built):
 
 def test_the_report_is_about_this_build(built):
     report = (built.folder / "results" / "report.html").read_text()
-    figures = ["verdict.html", "accuracy.svg", "answers.html", "size.svg", "cost.svg"]
+    figures = ["verdict.html", "accuracy.svg", "answers.html", "genie.html", "size.svg", "cost.svg"]
     for figure in figures:
         assert figure in report
         assert (built.folder / "results" / "report" / figure).stat().st_size > 1000
@@ -115,7 +99,7 @@ def test_the_report_is_about_this_build(built):
 
 
 def test_every_job_has_a_log_and_what_it_cost(built):
-    for rule, count in EVERY_RULE.items():
+    for rule, count in EVERY_JOB.items():
         for folder, ending in (("logs", "log"), ("benchmarks", "tsv")):
             found = [
                 *(built.folder / folder).glob(f"{rule}.{ending}"),
@@ -132,6 +116,39 @@ def test_the_dlc_of_a_graph_by_its_path(built, recipe):
     assert result.code == 0, result.text
     assert result.jobs == {"write_dlc": 1}
     assert (built.folder / dlc).read_bytes().startswith(b"PK"), "a DLC is a zip archive"
+
+
+def test_the_bundle_is_whole_and_its_archive_by_its_path(built):
+    bundle = built.folder / target("w8a16", "bundle")
+    assert verify_bundle(bundle, "sm8650").context == CONTEXT
+    archive = target("w8a16", "bundle.tar.zst")
+    result = built.run(archive)
+    assert result.code == 0, result.text
+    assert result.jobs == {"pack_bundle": 1}
+    listed = subprocess.run(
+        ["tar", "--zstd", "-tf", built.folder / archive], capture_output=True, text=True, check=True
+    ).stdout.split()
+    files = [path.relative_to(bundle.parent).as_posix() for path in bundle.rglob("*.*")]
+    assert set(files) <= set(listed)
+
+
+def test_the_bundle_for_onnxruntime_answers(built):
+    folder = target("w8a16", "bundle-ort")
+    result = built.run(f"{folder}/metadata.json")
+    assert result.code == 0, result.text
+    assert result.jobs == {"make_ort_bundle": 1}
+    question = "What is the capital of France?"
+    done = subprocess.run(
+        [sys.executable, built.folder / folder / "run_with_onnxruntime.py", question, "4"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = read_json(built.folder / target("w8a16", "emulator/genie.json"))["prompts"]
+    assert answers[0]["question"] == question
+    tokenizer = Tokenizer.from_file(str(built.folder / folder / "tokenizer.json"))
+    tokens = answers[0]["genie"]["tokens"][:4]
+    assert done.stdout.endswith("".join(tokenizer.decode([token]) for token in tokens) + "\n")
 
 
 def test_pytorch_weights_by_their_path(built):
@@ -188,6 +205,7 @@ def test_missed_limits_fail_the_build_and_the_report_is_there(copy_of_built: Wor
     assert result.jobs == {
         "verify_target": 2,
         "accept_target": 2,
+        "make_bundle": 2,
         "draw_report": 1,
         "write_report": 1,
     }
@@ -208,4 +226,4 @@ def test_missed_limits_fail_the_build_and_the_report_is_there(copy_of_built: Wor
         start = rf"error: {path}: {figures[recipe]}\(worst at record \d+, position \d+\); the "
         assert re.match(start, sentence), sentence
         assert sentence.endswith(f"(logs/accept_target/tiny/c{CONTEXT}/{recipe}/sm8650.log)")
-    assert copy_of_built.plan().keys() == {"accept_target"}
+    assert copy_of_built.plan().keys() == {"accept_target", "make_bundle"}

@@ -9,19 +9,17 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from default_jobs import EVERY_JOB
 from tiny_build import DATA, MODEL, changed, target
 
 pytestmark = pytest.mark.slow
 
-EVERY_RULE = {
-    *("prepare_checkpoint", "export_onnx", "freeze_shapes", "simplify_graph"),
-    *("write_htp_weights", "adapt_graph", "select_records", "check_onnx", "compute_reference"),
-    *("convert_fp16", "quantize_graphs", "evaluate_recipe", "compile_graph", "share_weights"),
-    *("run_emulator", "verify_target", "accept_target", "draw_report", "write_report"),
-}
+EVERY_RULE = set(EVERY_JOB)
 REPORT = {"draw_report", "write_report"}
-JUDGE = {"verify_target", "accept_target"} | REPORT
-CHIP = {"compile_graph", "share_weights", "run_emulator"} | JUDGE
+ACCEPT = {"accept_target", "make_bundle"}
+JUDGE = {"verify_target"} | ACCEPT | REPORT
+SHIP = {"share_weights", "make_bundle"} | REPORT
+CHIP = {"compile_graph", "share_weights", "run_emulator", "run_genie"} | JUDGE
 # What is made of the graphs that were checked, for both recipes.
 AFTER_CHECK = {"convert_fp16", "quantize_graphs", "evaluate_recipe"} | CHIP
 # What reads records of the data, and what is made of that.
@@ -49,7 +47,7 @@ def test_a_deleted_binary_is_made_again_and_nothing_else(copy_of_built):
     binary.unlink()
     result = copy_of_built.run("all")
     assert result.code == 0, result.text
-    assert result.jobs == {"share_weights": 1, "draw_report": 1, "write_report": 1}
+    assert result.jobs == dict.fromkeys(SHIP, 1)
     assert binary.read_bytes() == before
     assert copy_of_built.plan() == {}
 
@@ -59,8 +57,10 @@ def test_a_new_chip_compiles_runs_and_verifies_only(built):
         "compile_graph": 4,
         "share_weights": 2,
         "run_emulator": 2,
+        "run_genie": 2,
         "verify_target": 2,
         "accept_target": 2,
+        "make_bundle": 2,
         "draw_report": 1,
         "write_report": 1,
     }
@@ -78,6 +78,7 @@ def test_a_limit_is_judged_anew(built):
         assert built.plan() == {
             "verify_target": 1,
             "accept_target": 1,
+            "make_bundle": 1,
             "draw_report": 1,
             "write_report": 1,
         }
@@ -119,11 +120,14 @@ def test_a_file_that_shapes_nothing_is_no_input(built):
 @pytest.mark.parametrize(
     ("name", "reruns"),
     [
-        ("scripts/accept_target.py", {"accept_target"}),
+        ("scripts/accept_target.py", ACCEPT),
         ("scripts/verify_target.py", JUDGE),
-        ("scripts/share_weights.py", {"share_weights"} | REPORT),
+        ("scripts/share_weights.py", SHIP),
         ("scripts/compile_graph.py", CHIP),
         ("scripts/run_emulator.py", {"run_emulator"} | JUDGE),
+        ("scripts/run_genie.py", {"run_genie"} | JUDGE),
+        ("scripts/prepare_chat.py", {"prepare_chat", "run_genie"} | JUDGE),
+        ("scripts/make_bundle.py", {"make_bundle"}),
         ("scripts/check_onnx.py", {"check_onnx"} | AFTER_CHECK),
         ("scripts/convert_fp16.py", AFTER_CHECK - {"quantize_graphs"}),
         ("scripts/prepare_checkpoint.py", EVERY_RULE),
@@ -131,10 +135,11 @@ def test_a_file_that_shapes_nothing_is_no_input(built):
         ("scripts/write_dlc.py", set()),
         ("scripts/net_run.py", set()),
         ("scripts/snapbake/files.py", EVERY_RULE),
-        ("scripts/snapbake/decoding.py", AFTER_RECORDS),
+        ("scripts/snapbake/decoding.py", {"prepare_chat"} | AFTER_RECORDS),
+        ("scripts/snapbake/genie_verdict.py", JUDGE),
         ("scripts/snapbake/simplify.py", {"simplify_graph", "check_onnx"} | AFTER_CHECK),
-        ("scripts/snapbake/weight_sharing.py", {"share_weights"} | REPORT),
-        ("scripts/snapbake/calibration.py", {"select_records"} | AFTER_RECORDS),
+        ("scripts/snapbake/weight_sharing.py", SHIP),
+        ("scripts/snapbake/calibration.py", {"select_records", "prepare_chat"} | AFTER_RECORDS),
         ("scripts/snapbake/workflow_config.py", set()),
         ("envs/report.yaml", REPORT),
         ("report/captions/size.rst", {"write_report"}),

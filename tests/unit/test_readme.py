@@ -15,6 +15,7 @@ READMES = ["README.md", "README.zh-CN.md"]
 DOCUMENTS = [
     *READMES,
     "docs/android.md",
+    "docs/bundle.md",
     "docs/cluster.md",
     "docs/graph-contract.md",
     "docs/verification.md",
@@ -184,7 +185,7 @@ def test_options_of_commands_exist():
 
 def test_messages_are_those_of_the_programs():
     rows = table("README.md", section_of("When something fails"))
-    assert len(rows) == 8
+    assert len(rows) == 10
     for row in rows:
         for part in filter(None, (part.strip() for part in row[0].strip(" `").split("…"))):
             assert any(part in text for text in messages()), part

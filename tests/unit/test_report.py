@@ -1,5 +1,7 @@
 """The report: what its pages and plots say, of builds of every size."""
 
+import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -9,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from built_figures import Built
+from genie_answers import difference
 from snapbake.files import read_json
-from snapbake.report import draw_report
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {"verdict.html", "accuracy.svg", "answers.html", "size.svg", "cost.svg"}
+NAMES = {"verdict.html", "accuracy.svg", "answers.html", "genie.html", "size.svg", "cost.svg"}
 LONG_NAME = "an-assistant-that-was-fine-tuned-on-all-that-customers-asked-in-2024.v3"
 VOID = {"br", "meta"}
 
@@ -54,9 +56,7 @@ def built(tmp_path_factory) -> Built:
 
 @pytest.fixture(scope="module")
 def drawn(built) -> Path:
-    folder = built.folder / "results" / "report"
-    draw_report(**built.arguments, output=folder)
-    return folder
+    return built.draw(built.folder / "results" / "report")
 
 
 def test_the_program_draws_everything_and_the_same_again(built, drawn, tmp_path):
@@ -78,7 +78,7 @@ def test_the_program_draws_everything_and_the_same_again(built, drawn, tmp_path)
 
 @pytest.mark.parametrize("arguments", [["--weight-bits", "fp16"], ["--weight-bits", "fp16=many"]])
 def test_the_program_refuses_what_it_cannot_read(tmp_path, arguments):
-    files = ["--verdicts", "--contexts", "--evaluations", "--checks", "--summaries"]
+    files = ["--verdicts", "--chats", "--contexts", "--evaluations", "--checks", "--summaries"]
     rest = [word for name in files for word in (name, "x")]
     command = [sys.executable, str(ROOT / "scripts" / "draw_report.py"), *rest, *arguments]
     command += ["--benchmarks", "x", "--output-dir", str(tmp_path / "out")]
@@ -110,7 +110,7 @@ def test_the_program_refuses_what_it_cannot_read(tmp_path, arguments):
 )
 def test_builds_of_every_size_can_be_drawn(tmp_path, choices):
     built = Built(tmp_path, **choices)
-    draw_report(**built.arguments, output=tmp_path / "report")
+    built.draw(tmp_path / "report")
     for path in (tmp_path / "report").iterdir():
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".html":
@@ -128,15 +128,17 @@ def test_builds_of_every_size_can_be_drawn(tmp_path, choices):
         assert f"{soc.upper()} (a phone&#x27;s chip, v75)" in verdict
 
 
-def test_a_build_without_benchmarks_can_be_drawn(built, tmp_path):
+def test_a_build_without_benchmarks_can_be_drawn(tmp_path):
     """Snakemake keeps them in a folder that a person may delete."""
-    draw_report(**{**built.arguments, "benchmarks": tmp_path / "gone"}, output=tmp_path)
+    built = Built(tmp_path, ["m"])
+    shutil.rmtree(tmp_path / "benchmarks")
+    built.draw(tmp_path)
     assert ElementTree.parse(tmp_path / "cost.svg").getroot().get("width") == "756pt"
 
 
 def test_an_accepted_build_is_fit(built, drawn):
     text = (drawn / "verdict.html").read_text(encoding="utf-8")
-    assert "✔ Fit for the phone: both binaries keep every limit of their recipes." in text
+    assert "✔ Fit for the phone: both binaries keep every limit of their recipes, and Genie" in text
     assert "✘" not in text
     verdict = read_json(built.arguments["verdicts"][1])
     emulator = verdict["emulator"]
@@ -151,7 +153,7 @@ def test_an_accepted_build_is_fit(built, drawn):
 
 def test_a_missed_limit_is_told_with_its_gap_and_its_place(tmp_path):
     built = Built(tmp_path, ["m"], recipes=["fp16", "w4a16"])
-    draw_report(**built.arguments, output=tmp_path / "report")
+    built.draw(tmp_path / "report")
     text = (tmp_path / "report" / "verdict.html").read_text(encoding="utf-8")
     assert "✘ 1 of 2 binaries is not fit for the phone." in text
     verdict = read_json(built.arguments["verdicts"][1])
@@ -167,9 +169,9 @@ def test_a_missed_limit_is_told_with_its_gap_and_its_place(tmp_path):
 
 def test_a_single_binary_needs_no_overview(tmp_path):
     built = Built(tmp_path, ["m"], recipes=["w4a16"])
-    draw_report(**built.arguments, output=tmp_path / "report")
+    built.draw(tmp_path / "report")
     text = (tmp_path / "report" / "verdict.html").read_text(encoding="utf-8")
-    assert "✘ Not fit for the phone: the binary misses a limit of its recipe." in text
+    assert "✘ Not fit for the phone." in text
     assert "All binaries" not in text
 
 
@@ -184,6 +186,52 @@ def test_answers_lie_side_by_side(drawn):
     assert "Emulator, SM8650: 4 of 16 tokens alike, then 1.49" in text
 
 
+def test_genies_answers_stand_beside_the_originals(drawn):
+    text = (drawn / "genie.html").read_text(encoding="utf-8")
+    assert text.count("✔ Genie answers as the CPU does.") == 2, "in both recipes"
+    assert "smollm2-135m, 512 tokens, w8a16, SM8650 (a phone&#x27;s chip, v75)" in text
+    assert "What&#x27;s &lt;b&gt;it&lt;/b&gt;?" in text
+    assert "It is so." in text
+    assert "It is &amp; was." in text
+    # A margin of 0.25 nats: e^0.25 = 1.28.
+    told = "3 of 3 tokens as the CPU<br>2 of 3 tokens as the original, whose odds for its next were"
+    assert f"{told} 1.28" in text
+    assert "near tie up to" not in text
+    verdict = (drawn / "verdict.html").read_text(encoding="utf-8")
+    assert "answered 1 prompt on the emulator; 3 of 3 tokens are the CPU's" in verdict
+
+
+def test_near_ties_of_genie_are_explained(tmp_path):
+    answer = {"differences": [difference(1e-9)], "agreeing_with_cpu": 2}
+    folder = Built(tmp_path, ["m"], recipes=["w8a16"], answer=answer).draw(tmp_path / "report")
+    text = (folder / "genie.html").read_text(encoding="utf-8")
+    assert "✔ Genie answers as the CPU does." in text
+    odds = "1.00\N{NO-BREAK SPACE}:\N{NO-BREAK SPACE}1"
+    assert "token 3: the CPU prefers another by 1e-09 nats" in text
+    assert re.search(r"A difference counts as a near tie up to [\d.]+ nats", text)
+    assert f"the CPU's odds were {odds} or less" in (folder / "verdict.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"same_prompt": False}, "Genie makes other tokens of the prompt"),
+        ({"same_text": False}, "Genie makes another text of the tokens"),
+        ({"stopped": False}, "Genie goes on after"),
+        ({"differences": [difference(99.0)]}, "otherwise than the CPU at token 3"),
+    ],
+)
+def test_genie_at_odds_with_the_cpu_is_told(tmp_path, answer, words):
+    folder = Built(tmp_path, ["m"], recipes=["fp16"], answer=answer).draw(tmp_path / "report")
+    for name in ("genie.html", "verdict.html"):
+        text = (folder / name).read_text(encoding="utf-8")
+        require_page(text)
+        assert words in text
+        assert "✔ Genie" not in text
+    assert "✘ Not fit for the phone." in text
+    assert "✘ not accepted" in text
+
+
 def test_snakemake_opens_its_report_with_the_verdict(drawn, tmp_path):
     """Make a report of the real text, captions and style around the pages."""
     captions = "\n".join(
@@ -193,6 +241,7 @@ def test_snakemake_opens_its_report_with_the_verdict(drawn, tmp_path):
             ("verdict.html", "verdict", "1. Verdict"),
             ("accuracy.svg", "accuracy", "2. Quality"),
             ("answers.html", "answers", "2. Quality"),
+            ("genie.html", "genie", "2. Quality"),
             ("size.svg", "size", "3. Size"),
             ("cost.svg", "cost", "4. Cost of the build"),
         )

@@ -8,7 +8,7 @@ from built_figures import Built, checkpoint
 from snapbake.errors import SnapbakeError
 from snapbake.files import read_json
 from snapbake.report_answers import split_at_difference
-from snapbake.report_figures import RecipeKey, ideal_size, read_costs, read_figures
+from snapbake.report_figures import RecipeKey, ideal_size, read_costs
 from snapbake.report_plots import nines
 from snapbake.report_words import MEASURES, cosine, duration, odds, perplexity, plural, size, small
 
@@ -19,7 +19,7 @@ COLUMNS = "s\th:m:s\tmax_rss\n"
 
 def test_files_are_known_by_their_folders(tmp_path):
     built = Built(tmp_path, ["a", "b-0.6b"], contexts=[256, 512], socs=["sm8650", "sm8750"])
-    figures = read_figures(**built.arguments)
+    figures = built.figures()
     assert len(figures.binaries) == 16
     key = RecipeKey("b-0.6b", 256, "w8a16")
     first, second = figures.binaries_of(key)
@@ -33,25 +33,26 @@ def test_files_are_known_by_their_folders(tmp_path):
 
 
 def test_a_title_has_only_what_differs(tmp_path):
-    figures = read_figures(**Built(tmp_path, ["a"]).arguments)
+    figures = Built(tmp_path, ["a"]).figures()
     assert [figures.title(key) for key in figures.evaluations] == ["fp16", "w8a16"]
 
 
 @pytest.mark.parametrize(
-    ("argument", "missing"), [("contexts", "context.json"), ("verdicts", "verify.json")]
+    ("argument", "missing"),
+    [("contexts", "context.json"), ("verdicts", "verify.json"), ("chats", "genie.json")],
 )
 def test_half_a_binary_is_refused(tmp_path, argument, missing):
     built = Built(tmp_path, ["a"])
     del built.arguments[argument][1]
     with pytest.raises(SnapbakeError, match=f"{missing} of a, context 512, w8a16, sm8650 was not"):
-        read_figures(**built.arguments)
+        built.figures()
 
 
 def test_a_file_from_elsewhere_is_refused(tmp_path):
     built = Built(tmp_path, ["a"])
     built.arguments["checks"] = [tmp_path / "onnx_check.json"]
     with pytest.raises(SnapbakeError, match="is not a folder of results/"):
-        read_figures(**built.arguments)
+        built.figures()
 
 
 @pytest.mark.parametrize(

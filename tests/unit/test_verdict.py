@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from contract_graphs import token_ids
+from genie_answers import difference, genie_answers
 from snapbake.errors import SnapbakeError
 from snapbake.files import read_json, write_json
 from snapbake.metrics import score_tokens, summarize
@@ -74,6 +75,7 @@ class Case:
             self.found[f"reading_{number}_cache"] = cache
         self.cpu["answer_ids"] = np.array([5, 6, 7, 8])
         self.found["answer_ids"] = np.array([5, 6, 9])
+        self.genie = genie_answers()
         self.answer = Answer(4, (1, 2), 4, (5, 6, 7, 9), (0.4, 0.3, 0.2, 0.1))
 
     def verify(self, limits: dict[str, float]) -> dict[str, Any]:
@@ -90,12 +92,14 @@ class Case:
                 "answers": [{"long": "text"}],
             },
         )
+        write_json(self.folder / "genie.json", self.genie)
         verify_target(
             self.folder / "run.json",
             paths["found.npz"],
             self.folder / "evaluation.json",
             paths["cpu.npz"],
             paths["reference.npz"],
+            self.folder / "genie.json",
             limits,
             self.folder / "verify.json",
         )
@@ -158,7 +162,8 @@ def test_kept_limits_are_accepted_with_their_figures(case: Case) -> None:
     places = [(check["figure"], check["where"]) for check in verdict["checks"]]
     assert places == [(name, where) for where in ("emulator", "cpu") for name in sorted(ALL_KEPT)]
     lines = case.accept().splitlines()
-    assert len(lines) == 8
+    assert len(lines) == 9
+    assert lines[-1] == "Genie: 3 of 3 tokens as on the CPU (prompts: 1)"
     figure = verdict["emulator"]["kl_divergence"]
     assert lines[0] == f"kl_divergence on the emulator: {figure:.6g} (limit 0.5)"
 
@@ -215,4 +220,22 @@ def test_a_dead_binary_gets_a_verdict(case: Case) -> None:
 
 def test_no_limits_accept_everything(case: Case) -> None:
     assert case.verify({})["accepted"] is True
-    assert case.accept().strip() == ""
+    assert case.accept().startswith("Genie: 3 of 3 tokens")
+
+
+def test_genie_at_odds_with_the_cpu_is_refused(case: Case) -> None:
+    case.genie = genie_answers(differences=[difference(50.0)])
+    verdict = case.verify(ALL_KEPT)
+    assert verdict["accepted"] is False
+    assert all(check["passed"] for check in verdict["checks"])
+    assert 0 < verdict["genie"]["near_tie_limit"] < 50
+    with pytest.raises(SnapbakeError, match=r"CPU at token 3, .* by 50 nats.* phone would answer"):
+        case.accept()
+    assert not (case.folder / "accepted.txt").exists()
+
+
+def test_all_that_is_missed_is_said_at_once(case: Case) -> None:
+    case.genie = genie_answers(same_prompt=False)
+    case.verify({"kl_divergence": 1e-4})
+    with pytest.raises(SnapbakeError, match=r"KL divergence .*; Genie makes other tokens of the"):
+        case.accept()

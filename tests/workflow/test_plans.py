@@ -3,27 +3,7 @@
 import pytest
 import yaml
 
-EVERY_JOB = {
-    "prepare_checkpoint": 1,
-    "export_onnx": 1,
-    "freeze_shapes": 2,
-    "simplify_graph": 2,
-    "write_htp_weights": 1,
-    "adapt_graph": 2,
-    "select_records": 1,
-    "check_onnx": 1,
-    "compute_reference": 1,
-    "convert_fp16": 1,
-    "quantize_graphs": 1,
-    "evaluate_recipe": 2,
-    "compile_graph": 4,
-    "share_weights": 2,
-    "run_emulator": 2,
-    "verify_target": 2,
-    "accept_target": 2,
-    "draw_report": 1,
-    "write_report": 1,
-}
+from default_jobs import EVERY_JOB
 
 
 @pytest.fixture
@@ -65,10 +45,20 @@ def test_a_matrix(workflow):
         "share_weights": 16,
         "run_emulator": 16,
         "verify_target": 16,
+        "prepare_chat": 2,
+        "run_genie": 16,
         "accept_target": 16,
+        "make_bundle": 16,
         "draw_report": 1,
         "write_report": 1,
     }
+
+
+def test_an_ndk_builds_the_programs_that_go_along(pristine):
+    result = pristine.run("--dry-run", "all", ANDROID_NDK_ROOT="/path/to/ndk")
+    assert result.code == 0, result.text
+    assert result.jobs == {**EVERY_JOB, "build_android": 1}
+    assert "bundle/android/arm64-v8a/qnn_runner" in result.text
 
 
 def test_one_recipe(pristine):
@@ -110,7 +100,7 @@ def test_another_configuration_file(pristine, tmp_path):
         (
             "c512/w8a16/sm8650/emulator/verify.json",
             {"accept_target", "share_weights"},
-            {"run_emulator", "evaluate_recipe"},
+            {"run_emulator", "evaluate_recipe", "run_genie"},
         ),
     ],
 )

@@ -1,0 +1,26 @@
+"""The jobs of the default build: one model, one context, two recipes, one chip."""
+
+EVERY_JOB = {
+    "prepare_checkpoint": 1,
+    "export_onnx": 1,
+    "freeze_shapes": 2,
+    "simplify_graph": 2,
+    "write_htp_weights": 1,
+    "adapt_graph": 2,
+    "select_records": 1,
+    "check_onnx": 1,
+    "compute_reference": 1,
+    "convert_fp16": 1,
+    "quantize_graphs": 1,
+    "evaluate_recipe": 2,
+    "compile_graph": 4,
+    "share_weights": 2,
+    "run_emulator": 2,
+    "verify_target": 2,
+    "prepare_chat": 1,
+    "run_genie": 2,
+    "accept_target": 2,
+    "make_bundle": 2,
+    "draw_report": 1,
+    "write_report": 1,
+}

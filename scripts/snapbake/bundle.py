@@ -13,7 +13,7 @@ from platform import python_version
 from typing import Any, Final
 
 from snapbake import bundle_manifest
-from snapbake.bundle_android import write_android
+from snapbake.bundle_android import android_files, write_android
 from snapbake.bundle_check import verify_bundle
 from snapbake.bundle_files import copy_file, write_text
 from snapbake.bundle_manifest import describe_file
@@ -32,6 +32,17 @@ _FIGURES: Final = (
     "perplexity",
     "perplexity_float",
     "perplexity_increase",
+)
+# What is in a bundle besides its manifest and android/.
+_FILES: Final = (
+    bundle_manifest.BINARY,
+    bundle_manifest.CONFIG,
+    bundle_manifest.EXTENSIONS,
+    bundle_manifest.TOKENIZER,
+    bundle_manifest.TEMPLATE,
+    "run_on_phone.sh",
+    "README.md",
+    "LICENSES",
 )
 _PLACE: Final = re.compile(r"@(\w+)@")
 
@@ -79,7 +90,15 @@ def make_bundle(
     configuration that shaped the build; `readme` and `script` are the templates of the README and
     of run_on_phone.sh, with @names@ for what is filled in. Equal parts give equal bytes.
     """
-    description, summary = read_json(parts.description), read_json(parts.summary)
+    description, summary = read_json(parts.description), _without_folders(read_json(parts.summary))
+    genie, verdict = read_json(parts.genie), read_json(parts.verdict)
+    calibration = read_json(parts.calibration)
+    for path, content in (
+        (parts.description, description),
+        (parts.verdict, verdict),
+        (parts.calibration, calibration),
+    ):
+        _require_same_weights(path, content, parts.summary, summary)
     spec = read_spec(read_json(parts.checkpoint / "config.json"))
     template = read_prompt_template(parts.template)
     manifest = output / bundle_manifest.NAME
@@ -104,7 +123,6 @@ def make_bundle(
         template.stop_ids,
         output,
     )
-    genie, verdict = read_json(parts.genie), read_json(parts.verdict)
     words = _words(description, template, model, recipe, context, chunk, part, chip)
     write_text(output / "run_on_phone.sh", fill(script, words), executable=True)
     question = genie["prompts"][0]["question"]
@@ -143,7 +161,7 @@ def make_bundle(
         "graphs": description["graphs"],
         "proven": description["proven"],
         "checkpoint": summary,
-        "calibration": read_json(parts.calibration),
+        "calibration": calibration,
         "made_from": description["made_from"],
         "config": {
             "content": settings,
@@ -155,20 +173,39 @@ def make_bundle(
             for where in ("emulator", "cpu")
         },
         "limits": verdict["checks"],
-        "genie": genie,
+        "genie": {**genie, "verdict": verdict["genie"]},
         "files": {
-            path.relative_to(output).as_posix(): describe_file(path) for path in _files(output)
+            name: describe_file(output / name)
+            for name in sorted([*_FILES, *android_files(parts.android, parts.programs)])
         },
     }
     write_json(manifest, content)
     verify_bundle(output, description["soc"])
 
 
-def _files(folder: Path) -> list[Path]:
-    """Return the files of a bundle in the order of their names."""
-    return sorted(
-        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")
-    )
+def _require_same_weights(
+    path: Path, content: Mapping[str, Any], summary_path: Path, summary: Mapping[str, Any]
+) -> None:
+    """Raise unless a file was made of the weights that checkpoint.json describes."""
+    if content["weights_sha256"] != summary["sha256"]:
+        raise SnapbakeError(
+            f"{path} was made of weights with SHA-256 {content['weights_sha256']} and "
+            f"{summary_path} describes {summary['sha256']}; build both from one model"
+        )
+
+
+def _without_folders(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return checkpoint.json with the last name of a local model instead of its path."""
+
+    def shorten(origin: Mapping[str, Any]) -> dict[str, Any]:
+        short = dict(origin)
+        if origin.get("kind") == "folder":
+            short["location"] = Path(origin["location"]).name
+        if "base" in origin:
+            short["base"] = shorten(origin["base"])
+        return short
+
+    return {**summary, "source": shorten(summary["source"])}
 
 
 def fill(template: Path, words: Mapping[str, str]) -> str:

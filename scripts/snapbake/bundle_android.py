@@ -17,6 +17,13 @@ from snapbake.runner_parameters import runner_parameters
 _NOTED: Final = ("ndk", "abi", "platform")
 
 
+def android_files(sources: Path, programs: Path | None) -> list[str]:
+    """Return what `write_android` writes of these, as paths in the bundle."""
+    names = [f"{bundle_manifest.ANDROID}/{name}" for name in android_sources(sources)]
+    built = [] if programs is None else [f"{bundle_manifest.PROGRAMS}/{name}" for name in FILES]
+    return [bundle_manifest.RUNNER, *names, *built]
+
+
 def write_android(
     sources: Path, programs: Path | None, pair: GraphPair, stop: Sequence[int], bundle: Path
 ) -> dict[str, str] | None:

@@ -27,9 +27,7 @@ VERIFY = ROOT / "scripts" / "verify_bundle.py"
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> GenieBuild:
-    return make_genie_build(
-        tmp_path_factory.mktemp("build"), "llama", "fp16", num_key_value_heads=2
-    )
+    return make_genie_build(tmp_path_factory.mktemp("build"), "llama", "fp16")
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +79,11 @@ def test_a_bundle_is_whole(target: Path) -> None:
     assert content["tools"]["packages"]["onnxruntime-qnn"] == "2.7.0"
     assert content["made_from"] == read_json(target / "context.json")["made_from"]
     assert str(target) not in json.dumps(content), "no paths of this machine"
+    assert content["checkpoint"]["source"]["location"] == "exported"
+    for name in ("README.md", "LICENSES"):
+        text = (target / "bundle" / name).read_text()
+        assert "exported" in text
+        assert "path/to/exported" not in text
     readme = (target / "bundle" / "README.md").read_text()
     assert "@" not in readme
     assert "It \\| is so." in readme
@@ -362,6 +365,35 @@ def test_damage_is_refused(bundle: Path, name: str) -> None:
 def test_another_chip_is_refused_by_name(target: Path) -> None:
     with pytest.raises(SnapbakeError, match="is for sm8650 and not for sm8750"):
         verify_bundle(target / "bundle", "sm8750")
+
+
+def test_what_somebody_left_in_the_folder_is_no_part_of_a_bundle(target: Path) -> None:
+    stray = target / "bundle" / "answer.txt"
+    stray.write_text("Paris.")
+    try:
+        with pytest.raises(SnapbakeError, match=r"has the file answer\.txt"):
+            bundle_target(target)
+        assert "answer.txt" not in read_json(target / "bundle" / NAME)["files"]
+    finally:
+        stray.unlink()
+    assert verify_bundle(target / "bundle")
+
+
+@pytest.mark.parametrize("name", ["context.json", "emulator/verify.json", "calibration"])
+def test_parts_of_two_models_are_refused(target: Path, name: str) -> None:
+    path = target / name
+    if name == "calibration":
+        path = target.parents[1] / "calibration" / "manifest.json"
+    content = read_json(path)
+    write_json(path, {**content, "weights_sha256": "ab" * 32})
+    try:
+        with pytest.raises(
+            SnapbakeError, match=rf"{path.name} was made of weights with SHA-256 ab"
+        ):
+            bundle_target(target)
+    finally:
+        write_json(path, content)
+    assert verify_bundle(target / "bundle"), "the bundle of before is whole"
 
 
 def test_no_folder_is_refused(tmp_path: Path) -> None:

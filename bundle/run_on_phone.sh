@@ -38,6 +38,12 @@ trim() {
     done
 }
 
+# SHA-256 of a file here; macOS has shasum.
+digest() {
+    if command -v sha256sum >/dev/null; then sha256sum "$1"; else shasum -a 256 "$1"; fi |
+        cut -d ' ' -f 1
+}
+
 here=$(cd "$(dirname "$0")" && pwd)
 prompt=$(mktemp)
 trap 'rm -f "$prompt"' EXIT
@@ -120,7 +126,7 @@ else
 fi
 adb push "$@" "$here/context.bin" "$folder/" </dev/null >&2
 adb push "$prompt" "$folder/prompt.txt" </dev/null >&2
-wanted=$(sha256sum "$here/context.bin" | cut -d ' ' -f 1)
+wanted=$(digest "$here/context.bin")
 found=$(adb shell "sha256sum $folder/context.bin" </dev/null | tr -d '\r' | cut -d ' ' -f 1)
 [ "$found" = "$wanted" ] || fail "context.bin did not arrive whole on the phone; is there space in $folder?"
 

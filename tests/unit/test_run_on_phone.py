@@ -35,7 +35,7 @@ pull) cp "$root/tmp${2#/data/local/tmp}" "$3" ;;
 shell)
     case $2 in
     "getprop ro.soc.model" | getprop) cat "$root/model" ;;
-    *) sh -c "$(printf '%s' "$2" | sed "s#/data/local/tmp#$root/tmp#g")" ;;
+    *) PATH=/usr/bin:/bin sh -c "$(printf '%s' "$2" | sed "s#/data/local/tmp#$root/tmp#g")" ;;
     esac
     ;;
 esac
@@ -292,6 +292,23 @@ def test_a_file_that_was_cut_off_is_noticed(phone: Phone) -> None:
         )
     )
     assert "context.bin did not arrive whole" in refusal(phone, "Hi")
+
+
+def test_a_mac_without_sha256sum_will_do(phone: Phone, tmp_path: Path) -> None:
+    tools = tmp_path / "mac"
+    tools.mkdir()
+    names = "adb basename cat cp cut dirname grep head mktemp perl rm sed sh shasum sort tr"
+    for name in names.split():
+        found = shutil.which(name, path=f"{phone.folder.parent}:{os.environ['PATH']}")
+        if found is None:
+            pytest.skip(f"{name} is not installed")
+        (tools / name).symlink_to(found)
+    (tools / "adb").unlink()
+    (tools / "adb").write_text(f'#!/bin/sh\nexec "{phone.folder.parent / "adb"}" "$@"\n')
+    (tools / "adb").chmod(0o755)
+    done = phone.run("Why?", PATH=str(tools))
+    assert done.returncode == 0, done.stderr
+    assert "Why?" in done.stdout
 
 
 def test_a_crash_on_the_phone_is_told(phone: Phone) -> None:

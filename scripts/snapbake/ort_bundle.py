@@ -5,7 +5,6 @@ like any model (its schema is onnxruntime's, domain com.microsoft). Beside them 
 has to feed, in the form that the graphs take, and an example that answers a question.
 """
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto, helper
 
+from snapbake.bundle_files import copy_file
 from snapbake.bundle_manifest import describe_file
 from snapbake.decoding import GraphPair, read_pair
 from snapbake.errors import SnapbakeError
@@ -54,13 +54,13 @@ def make_ort_bundle(
     pair = read_pair(spec, tokens, context, encodings)
     for name, binary in binaries.items():
         info = read_context_binary(binary)
-        _copy(binary, output / f"{name}.bin")
+        copy_file(binary, output / f"{name}.bin")
         with atomic_path(output / f"{name}.onnx") as temporary:
             temporary.write_bytes(wrap(info, f"{name}.bin").SerializeToString(deterministic=True))
     save_arrays(output / "tables.npz", _tables(pair))
-    _copy(checkpoint / "tokenizer.json", output / "tokenizer.json")
-    _copy(template, output / "prompt_template.json")
-    _copy(example, output / example.name)
+    copy_file(checkpoint / "tokenizer.json", output / "tokenizer.json")
+    copy_file(template, output / "prompt_template.json")
+    copy_file(example, output / example.name)
     names = [f"{name}.{ending}" for name in binaries for ending in ("bin", "onnx")]
     names += ["tables.npz", "tokenizer.json", "prompt_template.json", example.name]
     facts = {name: value for name, value in read_json(manifest).items() if name != "files"}
@@ -127,8 +127,3 @@ def _tables(pair: GraphPair) -> dict[str, NDArray]:
             border = borders[f"past_{kind}_{layer}_in"]
             tables[f"past_{kind}_{layer}"] = np.full(shape, border.zero_point, border.dtype)
     return tables
-
-
-def _copy(source: Path, target: Path) -> None:
-    with atomic_path(target) as temporary:
-        shutil.copyfile(source, temporary)

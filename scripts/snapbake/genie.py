@@ -310,11 +310,16 @@ class _Dialog:
         return answer.decode("utf-8", errors="replace")
 
     def _begin(self, length: int, count: int) -> None:
-        """Prepare for an answer of up to `count` tokens after a prompt of `length`."""
+        """Prepare for an answer of up to `count` tokens after a prompt of `length`.
+
+        Not more than fit are asked for: an answer that runs against the end of the context can
+        make the next query fail, whatever is reset.
+        """
         if length >= self._context:
             raise _no_room(length, self._context)
         self._check("GenieDialog_reset", self._handle)
-        self._check("GenieDialog_setMaxNumTokens", self._handle, count)
+        room = self._context - length
+        self._check("GenieDialog_setMaxNumTokens", self._handle, min(count, room))
 
     def _check(self, call: str, *arguments: Any, allowed: int = 0) -> int:
         del self._logged[:]

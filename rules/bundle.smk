@@ -83,7 +83,7 @@ rule make_bundle:
         disk_mb=disk(1),
     params:
         tokens=BUILD.chunk,
-        android=workflow_file("android"),
+        android=lambda wildcards, input: os.path.dirname(input.android[0]),
         programs=option("--programs", "results/android" if ANDROID_PROGRAMS else None),
         part=lambda wildcards: BUILD.targets[wildcards.soc].part,
         chip=lambda wildcards: BUILD.targets[wildcards.soc].title,

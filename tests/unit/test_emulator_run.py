@@ -22,12 +22,14 @@ from contract_graphs import (
     write_records,
 )
 from gate_tools import prepare
+from snapbake.chat_preparation import prepare_chat
 from snapbake.context_binary import compile_graph
 from snapbake.emulator_run import run_emulator
 from snapbake.errors import SnapbakeError
 from snapbake.evaluation import evaluate_recipe
 from snapbake.files import read_json, sha256_file, write_json
 from snapbake.fp16 import convert_fp16
+from snapbake.genie_gate import run_genie
 from snapbake.htp_target import HtpTarget
 from snapbake.reference import compute_reference
 from snapbake.safetensors_file import stored_identity
@@ -41,6 +43,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SM8650 = HtpTarget(soc_model=57, arch=75, vtcm_mb=8)
 GENERATED = 6
+QUESTION = "Who?"
 # fp16 with biases; w8a16 with norms of queries and keys.
 FAMILY = {"fp16": "qwen2", "w8a16": "qwen3"}
 
@@ -100,12 +103,30 @@ def make_fp16(checkpoint: Path, folder: Path) -> Chain:
         CONTEXT,
         chain.emulator,
     )
+    template, prompts = folder / "prompt_template.json", folder / "prompts.json"
+    prepare_chat(checkpoint, [QUESTION], GENERATED, CONTEXT, CHUNK, 1, template, prompts)
+    run_genie(
+        chain.binaries,
+        recipe,
+        checkpoint,
+        folder / "encodings.json",
+        template,
+        prompts,
+        CHUNK,
+        CONTEXT,
+        SM8650.soc_model,
+        SM8650.arch,
+        GENERATED,
+        1,
+        folder / "genie.json",
+    )
     verify_target(
         chain.emulator / "run.json",
         chain.emulator / "outputs.npz",
         folder / "evaluation.json",
         folder / "cpu_outputs.npz",
         folder / "reference.npz",
+        folder / "genie.json",
         {"logits_cosine": 0.999},
         chain.emulator / "verify.json",
     )
@@ -155,18 +176,28 @@ def make_w8a16(checkpoint: Path, folder: Path) -> Chain:
     chain = Chain(folder / "checkpoint", folder)
     for graph, binary in chain.binaries.items():
         compile_graph(folder / f"{graph}.onnx", graph, SM8650, binary)
-    binaries = "--prefill prefill.bin --decode decode.bin"
+    chat = "--template prompt_template.json --prompts prompts.json"
     for name, options in (
         (
             "run_emulator",
-            f"{binaries} {model} {shapes} --encodings encodings.json --reference reference.npz "
-            "--output-dir emulator",
+            f"--prefill prefill.bin --decode decode.bin {model} {shapes} "
+            "--encodings encodings.json --reference reference.npz --output-dir emulator",
+        ),
+        (
+            "prepare_chat",
+            f"{model} {shapes} --questions {QUESTION} --count {GENERATED} {chat}",
+        ),
+        (
+            "run_genie",
+            f"--binaries prefill.bin decode.bin --graphs prefill.onnx decode.onnx {model} {shapes} "
+            f"--encodings encodings.json {chat} --soc-model 57 --arch 75 --count {GENERATED} "
+            "--output genie.json",
         ),
         (
             "verify_target",
             "--run emulator/run.json --outputs emulator/outputs.npz --evaluation evaluation.json "
-            "--cpu-outputs cpu_outputs.npz --reference reference.npz --output emulator/verify.json "
-            "--limits kl_divergence=0.02 top1_agreement=0.85",
+            "--cpu-outputs cpu_outputs.npz --reference reference.npz --genie genie.json "
+            "--output emulator/verify.json --limits kl_divergence=0.02 top1_agreement=0.85",
         ),
         ("accept_target", "--verdict emulator/verify.json --output emulator/accepted.txt"),
     ):
@@ -292,7 +323,7 @@ def test_the_limits_were_judged_and_kept(chains: dict[str, Chain]) -> None:
         assert {check["where"] for check in verdict["checks"]} == {"emulator", "cpu"}
         assert all(check["passed"] for check in verdict["checks"])
     kept = (chains["w8a16"].emulator / "accepted.txt").read_text().splitlines()
-    assert len(kept) == 4
+    assert len(kept) == 5
     assert kept[0].startswith("kl_divergence on the emulator: 0.0")
     assert kept[0].endswith("(limit 0.02)")
 

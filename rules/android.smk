@@ -1,7 +1,8 @@
 """The C++ programs for a phone, built by an Android NDK, on demand or for the bundles.
 
-The bundles ask for them where the environment variable ANDROID_NDK_ROOT is set. Reads android/ and the environment variable ANDROID_NDK_ROOT. Writes results/android/ with the
-program over QNN, the JNI library over Genie, and build.json, which names the NDK's version.
+The bundles ask for them where the environment variable ANDROID_NDK_ROOT is set. Reads android/ and
+that variable. Writes results/android/ with the program over QNN, the JNI library over Genie, and
+build.json, which names the NDK's version.
 """
 
 

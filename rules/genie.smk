@@ -2,7 +2,8 @@
 
 Reads the checkpoint, the single-graph binaries and the graphs that they were compiled from. Writes
 results/{model}/chat/, the prompt template as plain strings and the questions with the float model's
-answers; and per chip emulator/genie.json, what Genie answers beside the CPU, which verify.smk judges.
+answers; and per chip emulator/genie.json, what Genie answers beside the CPU, which verify.smk
+judges.
 """
 
 

@@ -1,7 +1,7 @@
 """The proven binaries on the HTP emulator (the article's step VI).
 
-Reads results/{model}/c{ctx}/{recipe}/{soc}/{graph}.bin and
-results/{model}/c{ctx}/reference.npz. Writes results/{model}/c{ctx}/{recipe}/{soc}/emulator/: what every step computed, and the first step
+Reads results/{model}/c{ctx}/{recipe}/{soc}/{graph}.bin and results/{model}/c{ctx}/reference.npz.
+Writes results/{model}/c{ctx}/{recipe}/{soc}/emulator/: what every step computed, and the first step
 of each graph in qnn-net-run's layout.
 """
 

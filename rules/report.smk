@@ -1,8 +1,8 @@
 """The report: is the model fit for the phone?
 
 Reads every verify.json, genie.json, evaluation.json, context.json and the benchmarks. Writes
-results/report/ with the figures, and results/report.html, which is Snakemake's own report around them. It does not
-wait for acceptance, so a build that missed a limit has its report as well.
+results/report/ with the figures, and results/report.html, which is Snakemake's own report around
+them. It does not wait for acceptance, so a build that missed a limit has its report as well.
 """
 
 

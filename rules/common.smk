@@ -28,6 +28,14 @@ from snapbake.workflow_config import require_no_duplicates, resolve_build
 own_folder = str(Path(sys.executable).parent)
 os.environ.update(PATH=os.pathsep.join([own_folder, *os.get_exec_path()]))
 
+# Threads that wait for others sleep, in PyTorch (OpenMP) and in numpy (OpenBLAS, 2^4 cycles). By
+# default they spin, and two jobs on the same cores then take several times as long as one by one.
+for name, value in {
+    "OMP_WAIT_POLICY": "passive",
+    "OPENBLAS_THREAD_TIMEOUT": "4",
+}.items():
+    os.environ.setdefault(name, value)
+
 
 def stop(error):
     """End Snakemake with one line. A WorkflowError would put it between places in the source."""

@@ -6,8 +6,8 @@ from typing import cast
 
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
-from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
 
+from snapbake.cpu_sessions import cpu_options
 from snapbake.decoding import Feeds
 
 
@@ -15,9 +15,7 @@ class CpuRunner:
     """Runs graphs by name; all stay open. Use `run` as a `decoding.Run`."""
 
     def __init__(self, graphs: Mapping[str, Path], threads: int) -> None:
-        options = SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
+        options = cpu_options(threads)
         self._sessions = {
             name: InferenceSession(path, options, providers=["CPUExecutionProvider"])
             for name, path in graphs.items()

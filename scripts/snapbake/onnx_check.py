@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
-from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
 
+from snapbake.cpu_sessions import cpu_options
 from snapbake.decoding import Border, Decoder, Feeds, GraphPair, Run
 from snapbake.errors import SnapbakeError
 from snapbake.families import DecoderSpec, read_spec
@@ -246,9 +246,7 @@ class _Sessions:
 
     def __init__(self, stage: Stage, threads: int) -> None:
         self._paths = {"prefill": stage.prefill, "decode": stage.decode}
-        self._options = SessionOptions()
-        self._options.intra_op_num_threads = threads
-        self._options.log_severity_level = 3
+        self._options = cpu_options(threads)
         self._open: Path | None = None
         self._session: Any = None
 

@@ -16,8 +16,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession
-from onnxruntime.capi.onnxruntime_pybind11_state import SessionOptions
 
+from snapbake.cpu_sessions import cpu_options
 from snapbake.decoding import Decoder, Feeds, GraphPair
 from snapbake.errors import SnapbakeError
 
@@ -102,9 +102,7 @@ def _observed(path: Path, threads: int) -> tuple[InferenceSession, dict[str, flo
                 helper.make_node(kind, [source], [output], name=output, keepdims=0)
             )
             model.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, []))
-    options = SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options = cpu_options(threads)
     # The graph is read from memory, its weights from the folder of the file.
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(path.parent)

@@ -20,3 +20,17 @@ def test_programs_run_with_snakemakes_own_python(workflow, tmp_path, monkeypatch
     monkeypatch.setenv("PATH", f"{other.parent}:/usr/bin:/bin")
     result = workflow.run(f"{MODEL}/checkpoint.json")
     assert result.code == 0, result.text
+
+
+def test_waiting_threads_leave_the_cores_to_other_jobs(workflow, monkeypatch):
+    """In PyTorch and numpy, unless whoever runs the workflow wants it otherwise."""
+    program = workflow.folder / "scripts" / "prepare_checkpoint.py"
+    show = 'Path("seen").write_text(" ".join(map(os.environ.get, NAMES)))'
+    names = ("OMP_WAIT_POLICY", "OPENBLAS_THREAD_TIMEOUT")
+    program.write_text(f"{program.read_text()}\nimport os\nNAMES = {names}\n{show}\n")
+    for chosen, seen in ((None, "passive 4"), ("active", "active 4")):
+        if chosen:
+            monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
+        result = workflow.run(f"{MODEL}/checkpoint.json", "--forcerun", "prepare_checkpoint")
+        assert result.code == 0, result.text
+        assert (workflow.folder / "seen").read_text() == seen

@@ -30,11 +30,8 @@ os.environ.update(PATH=os.pathsep.join([own_folder, *os.get_exec_path()]))
 
 # Threads that wait for others sleep, in PyTorch (OpenMP) and in numpy (OpenBLAS, 2^4 cycles). By
 # default they spin, and two jobs on the same cores then take several times as long as one by one.
-for name, value in {
-    "OMP_WAIT_POLICY": "passive",
-    "OPENBLAS_THREAD_TIMEOUT": "4",
-}.items():
-    os.environ.setdefault(name, value)
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 
 def stop(error):

@@ -190,8 +190,8 @@ def make_w8a16(checkpoint: Path, folder: Path) -> Chain:
         (
             "run_genie",
             f"--binaries prefill.bin decode.bin --graphs prefill.onnx decode.onnx {model} {shapes} "
-            f"--encodings encodings.json {chat} --soc-model 57 --arch 75 --count {GENERATED} "
-            "--output genie.json",
+            f"--encodings encodings.json {chat} --soc-model {SM8650.soc_model} "
+            f"--arch {SM8650.arch} --count {GENERATED} --output genie.json",
         ),
         (
             "verify_target",

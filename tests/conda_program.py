@@ -61,7 +61,7 @@ async def install_packages(specs: list[str], channels: list[str], prefix: Path) 
         sources=[Channel(name, places) for name in channels if name != "nodefaults"],
         specs=[MatchSpec(spec) for spec in specs],
         gateway=Gateway(cache_dir=HOME / "cache" / "index"),
-        platforms=[str(Platform.current()), "noarch"],
+        platforms=[Platform.current(), Platform("noarch")],
         virtual_packages=VirtualPackage.detect(),
         channel_priority=ChannelPriority.Strict,
     )

@@ -40,7 +40,8 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """Print the figures of the main job, so that they are in CI's log."""
-    for number, line in enumerate(config.stash.get(FIGURES, [])):
+    lines: list[str] = config.stash.get(FIGURES, [])
+    for number, line in enumerate(lines):
         if number == 0:
             terminalreporter.section("figures of the main job")
         terminalreporter.write_line(line)

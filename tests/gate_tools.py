@@ -41,9 +41,10 @@ def prepare(
 
 def logits(folder: Path, ids: torch.Tensor = IDS) -> torch.Tensor:
     """Return what transformers computes in float32; a weight too few or too many fails."""
-    model, info = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
+    model, info = loaded
     assert not any(info.values())
     with torch.no_grad():
         return model(ids).logits
@@ -66,7 +67,7 @@ def shard(folder: Path, count: int = 3) -> None:
     """Replace model.safetensors by shards and their index, as save_pretrained writes them."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number in range(count):
         name = f"model-{number + 1:05}-of-{count:05}.safetensors"
         part = dict(list(tensors.items())[number::count])

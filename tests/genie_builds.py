@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,14 +84,14 @@ def make_genie_build(
     recipe: str,
     chunk: int = CHUNK,
     context: int = CONTEXT,
-    **overrides: object,
+    **overrides: Any,
 ) -> GenieBuild:
     """Make a tiny model of a family in a recipe ("fp16" or "w8a16") and compile it."""
     checkpoint = make_tiny_model(folder / "checkpoint", family, layers=1, **overrides)
     contract = make_contract(checkpoint, folder / "htp", chunk, context)
     graphs = folder / recipe
     if recipe == "fp16":
-        convert_fp16(*contract.values(), graphs)
+        convert_fp16(contract["prefill"], contract["decode"], graphs)
     else:
         quantize_tiny(checkpoint, contract, graphs)
     binaries = {}

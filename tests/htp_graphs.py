@@ -5,6 +5,7 @@ int8 weights, uint16 at the border. Prefill takes 8 tokens, decode one.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -52,7 +53,7 @@ def make_float_graphs(folder: Path, odd_operator: str | None = None) -> dict[str
 def make_quantized_graphs(folder: Path, output_scale: float = SCALE) -> dict[str, Path]:
     """Write both graphs quantised; `output_scale` is that of the output `y`."""
     generator = np.random.default_rng(0)
-    weights = {
+    weights: dict[str, NDArray] = {
         "norm": np.full(WIDTH, 65535, np.uint16),
         "norm_scale": np.array(1 / 65535, np.float32),
         "norm_zero": np.array(0, np.uint16),
@@ -97,7 +98,7 @@ def _quantize(real: str, code: str, scale: str) -> onnx.NodeProto:
 def _dequantize(
     code: str, real: str, scale: str, zero: str, axis: int | None = None
 ) -> onnx.NodeProto:
-    axes = {} if axis is None else {"axis": axis}
+    axes: dict[str, Any] = {} if axis is None else {"axis": axis}
     return helper.make_node(
         "DequantizeLinear", [code, scale, zero], [real], name=f"dq_{code}", **axes
     )

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -153,7 +154,7 @@ class Workflow:
         shutil.copytree(self.folder, folder)
         return Workflow(folder, folder, self.config)
 
-    def configure(self, **changes) -> None:
+    def configure(self, **changes: Any) -> None:
         """Change keys of config/config.yaml."""
         path = self.folder / "config" / "config.yaml"
         path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | changes))

@@ -69,7 +69,7 @@ def test_dynamic_scaling_is_refused_where_it_changes() -> None:
     spec = type("Spec", (), {"rope": rope, "head_dim": 64})
     pair = type("Pair", (), {"spec": spec, "context": 64, "mask_value": -100.0})
     with pytest.raises(SnapbakeError, match="at most 32 tokens"):
-        runner_parameters(pair, [STOP])  # type: ignore[arg-type]
+        runner_parameters(pair, [STOP])
 
 
 def test_a_prompt_from_a_file_and_a_full_context(

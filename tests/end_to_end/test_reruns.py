@@ -166,7 +166,8 @@ def reachable(folder: Path, program: str) -> set[str]:
     finder = ModuleFinder(path=[str(folder / "scripts")])
     finder.run_script(str(folder / "scripts" / f"{program}.py"))
     while True:
-        files = {Path(module.__file__) for module in finder.modules.values() if module.__file__}
+        places = (module.__file__ for module in finder.modules.values())  # type: ignore[attr-defined]
+        files = {Path(place) for place in places if place}
         texts = "".join(path.read_text() for path in files)
         named = set(re.findall(r'"(snapbake\.\w+)"', texts)) - finder.modules.keys()
         if not named:

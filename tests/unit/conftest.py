@@ -57,7 +57,8 @@ def fp16(contract: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     folders = {}
     for family, folder in contract.items():
         folders[family] = tmp_path_factory.mktemp(f"fp16-{family}")
-        convert_fp16(*graphs_of(folder).values(), folders[family])
+        graphs = graphs_of(folder)
+        convert_fp16(graphs["prefill"], graphs["decode"], folders[family])
     return folders
 
 

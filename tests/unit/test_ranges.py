@@ -96,7 +96,7 @@ def test_ranges_are_those_of_the_tensors(
         np.testing.assert_allclose(found[name], limits, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
-def embedding_of(folder: Path) -> np.ndarray:
+def embedding_of(folder: Path) -> np.memmap:
     """The embedding in the weight file, to change in place."""
     place = read_json(folder / "weights.json")["tensors"]["embed_tokens.weight"]
     shape = tuple(place["shape"])

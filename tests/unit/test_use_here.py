@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from genie_builds import CHUNK, CONTEXT, ROOT, GenieBuild, make_genie_build, make_target
+from contract_graphs import CHUNK, CONTEXT
+from genie_builds import ROOT, GenieBuild, make_genie_build, make_target
 from snapbake.bundle_manifest import describe_file
 from snapbake.chat import find_built_model
 from snapbake.decoding import Decoder
